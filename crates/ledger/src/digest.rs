@@ -1,0 +1,99 @@
+//! Digests and domain-separated commitments.
+//!
+//! A [`Digest`] is 32 bytes of BLAKE3-256. Two kinds of digest exist and must
+//! not be confused: [`Digest::of`] addresses content (objects, files), with no
+//! tag; [`commit`] is what the ledger is built from, with the domain's tag put
+//! before the bytes. Anyone may call both; nothing here does I/O.
+
+use core::fmt;
+
+/// What a commitment is over. The tag of each domain is fixed for ever by
+/// AMES-V1, section "Commitment".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Domain {
+    /// One event's canonical bytes.
+    Event,
+    /// One 32-byte Merkle leaf.
+    MerkleLeaf,
+    /// Left child then right child.
+    MerkleNode,
+    /// The 88-byte block header.
+    Block,
+    /// Height and head digest.
+    Checkpoint,
+}
+
+impl Domain {
+    /// The ASCII tag that is hashed before the bytes.
+    pub const fn tag(self) -> &'static [u8] {
+        match self {
+            Domain::Event => b"AMES_V1_EVENT",
+            Domain::MerkleLeaf => b"AMES_V1_MERKLE_LEAF",
+            Domain::MerkleNode => b"AMES_V1_MERKLE_NODE",
+            Domain::Block => b"AMES_V1_BLOCK",
+            Domain::Checkpoint => b"AMES_V1_CHECKPOINT",
+        }
+    }
+}
+
+/// A BLAKE3-256 digest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// Thirty-two zero bytes: "did not exist", "not known", genesis.
+    pub const ZERO: Digest = Digest([0; 32]);
+
+    /// The digest of content, untagged: the name of an object.
+    pub fn of(bytes: &[u8]) -> Digest {
+        Digest(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// Takes digest bytes as they are.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Digest {
+        Digest(bytes)
+    }
+
+    /// The 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Whether this is [`Digest::ZERO`].
+    pub fn is_zero(&self) -> bool {
+        self.0 == [0; 32]
+    }
+
+    /// Sixty-four lower-case hexadecimal digits.
+    pub fn to_hex(&self) -> String {
+        blake3::Hash::from_bytes(self.0).to_hex().to_string()
+    }
+
+    /// Parses exactly sixty-four lower-case hexadecimal digits; anything else is `None`.
+    pub fn from_hex(text: &str) -> Option<Digest> {
+        if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+            return None;
+        }
+        blake3::Hash::from_hex(text).ok().map(|hash| Digest(*hash.as_bytes()))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_hex())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_hex())
+    }
+}
+
+/// `BLAKE3-256(tag || bytes)`.
+pub fn commit(domain: Domain, bytes: &[u8]) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(domain.tag());
+    hasher.update(bytes);
+    Digest(*hasher.finalize().as_bytes())
+}
