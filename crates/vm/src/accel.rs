@@ -51,7 +51,9 @@ pub struct Acceleration {
 
 /// KVM was asked for and is not to be had.
 #[derive(Debug, thiserror::Error)]
-#[error("KVM was asked for but can't be used: {0}. Use `--accel auto` or `--accel tcg`, or a host with hardware virtualisation")]
+#[error(
+    "KVM was asked for but can't be used: {0}. Use `--accel auto` or `--accel tcg`, or a host with hardware virtualisation"
+)]
 pub struct AccelRefused(String);
 
 impl AccelChoice {

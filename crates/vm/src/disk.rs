@@ -72,7 +72,8 @@ fn disk_error(path: &Path) -> impl Fn(io::Error) -> DiskError {
 }
 
 fn format(path: &Path, mib: u32) -> Result<(), DiskError> {
-    let file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(disk_error(path))?;
+    let file =
+        OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(disk_error(path))?;
     file.set_len(u64::from(mib) << 20).map_err(disk_error(path))?;
     // No journal: the disk never outlives a crash. No lazy initialisation: the
     // guest must not write what nobody asked for. No reserved blocks: no root works here.

@@ -50,7 +50,9 @@ pub struct Entry {
 #[non_exhaustive]
 pub enum RegistryError {
     /// The id is in use or was left by a run that died.
-    #[error("a run named `{0}` exists already; choose another name, or end what is left of it with `hotcell reap`")]
+    #[error(
+        "a run named `{0}` exists already; choose another name, or end what is left of it with `hotcell reap`"
+    )]
     Taken(String),
     /// The folder can't be used.
     #[error("can't write the registry at {path}: {source}; nothing was started")]
@@ -133,7 +135,8 @@ impl Registration {
     /// Removes the entry and the run's files; the check says that they are gone.
     pub(crate) fn release(self) -> Result<Check, (Registration, Check)> {
         let removed = fs::remove_dir_all(&self.dir);
-        let gone = matches!(self.dir.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
+        let gone =
+            matches!(self.dir.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
         let detail = match removed {
             Ok(()) => "removed".to_owned(),
             Err(error) => error.to_string(),
@@ -144,7 +147,8 @@ impl Registration {
 }
 
 fn lock(dir: &Path) -> io::Result<File> {
-    let lock = OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(dir.join("lock"))?;
+    let lock =
+        OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(dir.join("lock"))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     Ok(lock)
 }

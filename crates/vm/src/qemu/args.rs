@@ -49,7 +49,8 @@ pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -
         (2, "workspace", fds.workspace, "read-only=off,cache.no-flush=on,discard=unmap"),
     ] {
         put(&["-add-fd", &format!("fd={fd},set={set},opaque={name}")]);
-        let node = format!("driver=file,filename=/dev/fdset/{set},node-name={name}-file,locking=off,{options}");
+        let node =
+            format!("driver=file,filename=/dev/fdset/{set},node-name={name}-file,locking=off,{options}");
         put(&["-blockdev", &node]);
         put(&["-blockdev", &format!("driver=raw,file={name}-file,node-name={name},{options}")]);
         put(&["-device", &format!("virtio-blk-device,drive={name},serial={name}")]);

@@ -114,12 +114,18 @@ impl Parts {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host::inherit(
             &mut command,
-            vec![kernel.into(), initramfs.into(), root.into(), workspace.into(), channel_far.into(), qmp_far.into()],
+            vec![
+                kernel.into(),
+                initramfs.into(),
+                root.into(),
+                workspace.into(),
+                channel_far.into(),
+                qmp_far.into(),
+            ],
         );
         host::die_with_owner(&mut command);
-        let mut child = command
-            .spawn()
-            .map_err(|source| StartError::NoVmm { program: program.to_owned(), source })?;
+        let mut child =
+            command.spawn().map_err(|source| StartError::NoVmm { program: program.to_owned(), source })?;
         drop(command);
         let whole = (|| {
             let pid = rustix::process::Pid::from_child(&child);
@@ -149,7 +155,11 @@ impl Parts {
         }
     }
 
-    fn finish_start(self, mut registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed> {
+    fn finish_start(
+        self,
+        mut registration: Registration,
+        plan: VmPlan,
+    ) -> Result<Box<dyn LiveVm>, StartFailed> {
         let Parts { child, pidfd, process, console, messages, channel, qmp, program, argv } = self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
@@ -196,7 +206,9 @@ impl QemuVm {
     fn inspect(&mut self, stream: UnixStream) -> Result<(), StartError> {
         let answer = Qmp::open(stream, CONTROL_DEADLINE).and_then(|(mut qmp, version)| {
             let mut devices = Vec::new();
-            for place in ["/machine", "/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"] {
+            for place in
+                ["/machine", "/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"]
+            {
                 devices.extend(children(&qmp.call("qom-list", json!({"path": place}))?));
             }
             let root = qmp.call("query-named-block-nodes", json!({"flat": true}))?;
@@ -333,10 +345,8 @@ fn wait_readable(fd: &OwnedFd, deadline: Duration) -> bool {
     let end = Instant::now() + deadline;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let timeout = rustix::time::Timespec {
-            tv_sec: left.as_secs() as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
+        let timeout =
+            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => return false,
             Ok(_) => return true,
@@ -409,9 +419,25 @@ mod tests {
     #[test]
     fn no_network_card_of_qemu_is_expected() {
         for kind in [
-            "virtio-net-device", "virtio-net-pci", "e1000", "e1000e", "i82550", "i82559er", "ne2k_pci", "ne2k_isa",
-            "pcnet", "pvrdma", "rocker", "rtl8139", "tulip", "usb-net", "vmxnet3", "vhost-vsock-device",
-            "vhost-user-vsock-device", "virtio-9p-device", "vhost-user-fs-device",
+            "virtio-net-device",
+            "virtio-net-pci",
+            "e1000",
+            "e1000e",
+            "i82550",
+            "i82559er",
+            "ne2k_pci",
+            "ne2k_isa",
+            "pcnet",
+            "pvrdma",
+            "rocker",
+            "rtl8139",
+            "tulip",
+            "usb-net",
+            "vmxnet3",
+            "vhost-vsock-device",
+            "vhost-user-vsock-device",
+            "virtio-9p-device",
+            "vhost-user-fs-device",
         ] {
             assert!(!is_expected(kind), "{kind}");
         }

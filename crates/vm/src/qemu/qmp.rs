@@ -125,7 +125,12 @@ mod tests {
 
     #[test]
     fn events_are_passed_over_and_refusals_named() {
-        let stream = peer(&[GREETING, "{\"return\":{}}\n", "{\"event\":\"RESUME\"}\n", "{\"error\":{\"desc\":\"no\"}}\n"]);
+        let stream = peer(&[
+            GREETING,
+            "{\"return\":{}}\n",
+            "{\"event\":\"RESUME\"}\n",
+            "{\"error\":{\"desc\":\"no\"}}\n",
+        ]);
         let (mut qmp, version) = Qmp::open(stream, Duration::from_secs(5)).unwrap();
         assert_eq!(version, "7.2.22");
         let error = qmp.call("query-x", json!({})).unwrap_err();
