@@ -5,7 +5,7 @@
 //! size are fixed.
 
 use crate::error::{ImageError, at};
-use backhand::compression::Compressor;
+use backhand::compression::{CompressionOptions, Compressor, Lz4};
 use backhand::{FilesystemCompressor, FilesystemWriter, NodeHeader};
 use hotcell_ledger::Digest;
 use hotcell_policy::{CleanPath, EntryKind, Manifest, ManifestEntry};
@@ -146,7 +146,8 @@ impl Tree {
             .map_err(|error| ImageError::Entry { path: "/".into(), why: error.to_string() })?;
         let mut writer = FilesystemWriter::default();
         // LZ4: the guest unpacks under emulation, where a slow codec costs seconds.
-        let compressor = FilesystemCompressor::new(Compressor::Lz4, None).map_err(refuse(&root))?;
+        let options = CompressionOptions::Lz4(Lz4 { version: 1, flags: 0 });
+        let compressor = FilesystemCompressor::new(Compressor::Lz4, Some(options)).map_err(refuse(&root))?;
         writer.set_compressor(compressor);
         writer.set_block_size(BLOCK_SIZE);
         writer.set_time(0);
