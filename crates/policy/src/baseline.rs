@@ -21,7 +21,7 @@ const MAGIC: &str = "hotcell-baseline-1";
 /// What a name held when it was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaselineEntry {
-    /// Digest of a file's bytes or of a link's target; zero for a directory.
+    /// Digest of a file's bytes, of a link's target, or of no bytes for a directory.
     pub content: Digest,
     /// Permission bits.
     pub mode: u32,
@@ -75,6 +75,11 @@ impl EnvironmentBaseline {
     /// What the path held.
     pub fn get(&self, path: &CleanPath) -> Option<&BaselineEntry> {
         self.entries.get(path)
+    }
+
+    /// Every name with what it held, sorted by path.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = (&CleanPath, &BaselineEntry)> {
+        self.entries.iter()
     }
 
     /// The Merkle root over all entries.

@@ -422,7 +422,8 @@ mod tests {
 
     #[test]
     fn each_range_ends_where_it_says() {
-        let set: [(fn(&mut LimitsDraft) -> &mut u32, IntRange); 7] = [
+        type Field = fn(&mut LimitsDraft) -> &mut u32;
+        let set: [(Field, IntRange); 7] = [
             (|l| &mut l.vcpus, VCPUS),
             (|l| &mut l.memory_mib, MEMORY_MIB),
             (|l| &mut l.disk_mib, DISK_MIB),

@@ -1,13 +1,17 @@
-//! Digests as sixty-four lower-case hexadecimal digits in JSON.
+//! Digests as sixty-four lower-case hexadecimal digits in JSON: for `#[serde(with = "hotcell_policy::hex")]`.
+//!
+//! Exactly one spelling is read, the one that is written.
 
 use hotcell_ledger::Digest;
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-pub(crate) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
+/// Writes a digest.
+pub fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&digest.to_hex())
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
+/// Reads a digest.
+pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
     let text = String::deserialize(from)?;
     Digest::from_hex(&text).ok_or_else(|| {
         D::Error::custom(format!("{text:?} is not a digest: 64 lower-case hexadecimal digits"))

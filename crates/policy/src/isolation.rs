@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | a network device | type: no field, the JSON field is unknown | `no_network_can_be_said` |
 //! | a share of the host | type: no field | `no_host_share_can_be_said` |
-//! | a writable root disk | type: a root is a [`Digest`] and nothing else | `no_writable_disk_can_be_said` |
+//! | a writable root disk | type: a root is a [`Digest`](hotcell_ledger::Digest) and nothing else | `no_writable_disk_can_be_said` |
 //! | a disk that outlives the run | type: the overlay is a size, never a path | `no_persistent_disk_can_be_said` |
 //! | persistent state | type: no field | `no_persistent_state_can_be_said` |
 //! | rootfs and overlay the same path | type: neither has a path | `no_disk_path_can_be_said` |
@@ -21,7 +21,6 @@ use crate::limits::{FIRST_VSOCK_CID, MAX_ARG_BYTES, MAX_COMMAND_BYTES, MAX_KERNE
 use crate::path::CleanPath;
 use crate::run::{Command, RunDraft};
 use crate::violation::{Code, Findings, Violations};
-use hotcell_ledger::Digest;
 
 /// The rules of isolation. There is one set of them and no way to choose another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,9 +59,8 @@ pub(crate) fn check(draft: &RunDraft, findings: &mut Findings) {
             ),
         );
     }
-    match &draft.command {
-        Some(command) => check_command(command, findings),
-        None => {}
+    if let Some(command) = &draft.command {
+        check_command(command, findings);
     }
     if draft.fingerprint.is_some() != draft.policy.profile.fingerprint.is_some() {
         findings.add(
@@ -237,6 +235,7 @@ fn check_command(command: &Command, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hotcell_ledger::Digest;
     use crate::run::tests::draft;
 
     fn codes(change: impl FnOnce(&mut RunDraft)) -> Vec<Code> {

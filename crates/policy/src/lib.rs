@@ -28,7 +28,7 @@ pub mod baseline;
 pub mod binary;
 pub mod capability;
 pub mod draft;
-mod hex;
+pub mod hex;
 pub mod isolation;
 pub mod limits;
 pub mod manifest;

@@ -42,11 +42,12 @@ pub struct ManifestEntry {
 }
 
 impl ManifestEntry {
-    /// Digest of what the name holds: bytes of a file, target of a link, zero for a directory.
+    /// Digest of what the name holds: bytes of a file, target of a link, no bytes for a directory.
+    /// Never zero: zero means that there is nothing of this name.
     pub fn content(&self) -> Digest {
         match &self.kind {
             EntryKind::File { digest, .. } => *digest,
-            EntryKind::Directory => Digest::ZERO,
+            EntryKind::Directory => Digest::of(b""),
             EntryKind::Symlink { target } => Digest::of(target.as_bytes()),
         }
     }
