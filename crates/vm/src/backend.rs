@@ -11,7 +11,7 @@ use crate::console::Captured;
 use crate::disk::{DiskError, Workspace};
 use crate::process::ProcessId;
 use crate::registry::{Registration, RegistryError};
-use crate::teardown::{TeardownFailed, TeardownProof};
+use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport, conclude};
 use hotcell_ledger::Digest;
 use std::fs::File;
 use std::io;
@@ -170,6 +170,12 @@ pub enum StartError {
     /// The registry can't be written.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// Nothing was begun.
+    #[error("{0}")]
+    NotBegun(String),
+    /// The backend has a bug.
+    #[error("the backend panicked: {0}")]
+    Panicked(String),
     /// Another system call failed.
     #[error("failed to {doing}: {source}")]
     Io {
@@ -178,4 +184,17 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl StartFailed {
+    /// A start that was not begun.
+    pub fn not_begun(registration: Registration, why: String) -> StartFailed {
+        let report = TeardownReport { checks: vec![Check::never_started()], ms: 0 };
+        StartFailed { error: StartError::NotBegun(why), teardown: conclude(registration, report) }
+    }
+
+    /// A backend that panicked: what it had begun is unknown, so nothing is proven.
+    pub fn panicked(text: String) -> StartFailed {
+        StartFailed { error: StartError::Panicked(text), teardown: Err(TeardownFailed::unknown()) }
+    }
 }

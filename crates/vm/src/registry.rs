@@ -126,6 +126,13 @@ impl Registration {
         &self.entry
     }
 
+    /// Ends a registration of which nothing was ever started.
+    pub fn abandon(self) -> Check {
+        match self.release() {
+            Ok(check) | Err((_, check)) => check,
+        }
+    }
+
     /// Writes down the VMM process.
     pub(crate) fn record_vmm(&mut self, vmm: ProcessId) -> Result<(), RegistryError> {
         self.entry.vmm = Some(vmm);

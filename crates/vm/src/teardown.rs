@@ -15,6 +15,13 @@ pub struct Check {
     pub detail: String,
 }
 
+impl Check {
+    /// Of a machine that was never started.
+    pub(crate) fn never_started() -> Check {
+        Check { what: "VMM process".into(), gone: true, detail: "was never started".into() }
+    }
+}
+
 /// All that was looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -51,10 +58,18 @@ impl TeardownProof {
 #[derive(Debug)]
 #[must_use = "what is left must be recorded"]
 pub struct TeardownFailed {
-    /// Still on disk.
-    pub registration: Registration,
+    /// Still on disk; none where the backend lost it.
+    pub registration: Option<Registration>,
     /// What was checked.
     pub report: TeardownReport,
+}
+
+impl TeardownFailed {
+    /// Nothing is known.
+    pub(crate) fn unknown() -> TeardownFailed {
+        let check = Check { what: "everything".into(), gone: false, detail: "the backend panicked".into() };
+        TeardownFailed { registration: None, report: TeardownReport { checks: vec![check], ms: 0 } }
+    }
 }
 
 /// Ends a registration by the checks that were made: gone only if every one passed.
@@ -63,7 +78,7 @@ pub(crate) fn conclude(
     mut report: TeardownReport,
 ) -> Result<TeardownProof, TeardownFailed> {
     if !report.verified() {
-        return Err(TeardownFailed { registration, report });
+        return Err(TeardownFailed { registration: Some(registration), report });
     }
     match registration.release() {
         Ok(check) => {
@@ -72,7 +87,7 @@ pub(crate) fn conclude(
         }
         Err((registration, check)) => {
             report.checks.push(check);
-            Err(TeardownFailed { registration, report })
+            Err(TeardownFailed { registration: Some(registration), report })
         }
     }
 }

@@ -63,14 +63,8 @@ impl VmBackend for QemuBackend {
         let begun = Instant::now();
         match Parts::spawn(&self.program, registration.dir(), &plan) {
             Err(error) => {
-                let report = TeardownReport {
-                    checks: vec![Check {
-                        what: "VMM process".into(),
-                        gone: true,
-                        detail: "was never started".into(),
-                    }],
-                    ms: begun.elapsed().as_millis() as u64,
-                };
+                let ms = begun.elapsed().as_millis() as u64;
+                let report = TeardownReport { checks: vec![Check::never_started()], ms };
                 Err(StartFailed { error, teardown: conclude(registration, report) })
             }
             Ok(parts) => parts.finish_start(registration, plan),
@@ -163,8 +157,7 @@ impl Parts {
         let Parts { child, pidfd, process, console, messages, channel, qmp, program, argv } = self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
-            child,
-            pidfd,
+            vmm: Vmm { child, pidfd },
             console,
             messages,
             channel: Some(channel),
@@ -190,9 +183,29 @@ impl Parts {
     }
 }
 
-struct QemuVm {
+/// The VMM process; ended when it is dropped, whoever drops it.
+struct Vmm {
     child: Child,
     pidfd: OwnedFd,
+}
+
+impl Vmm {
+    fn kill(&self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        self.kill();
+        if wait_readable(&self.pidfd, KILL_DEADLINE) {
+            let _ = self.child.wait();
+        }
+    }
+}
+
+struct QemuVm {
+    vmm: Vmm,
     console: Console,
     messages: Console,
     channel: Option<UnixStream>,
@@ -236,10 +249,10 @@ impl QemuVm {
     }
 
     fn control_failed(&mut self, error: QmpError) -> StartError {
-        if !wait_readable(&self.pidfd, LAST_WORDS_DEADLINE) {
+        if !wait_readable(&self.vmm.pidfd, LAST_WORDS_DEADLINE) {
             return StartError::Control(error.to_string());
         }
-        let status = match self.child.wait() {
+        let status = match self.vmm.child.wait() {
             Ok(status) => status.to_string(),
             Err(error) => error.to_string(),
         };
@@ -264,7 +277,7 @@ impl LiveVm for QemuVm {
     }
 
     fn exit_event(&self) -> io::Result<OwnedFd> {
-        self.pidfd.try_clone()
+        self.vmm.pidfd.try_clone()
     }
 
     fn console(&self) -> Captured {
@@ -283,15 +296,15 @@ impl LiveVm for QemuVm {
     }
 
     fn kill(&self) {
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        self.vmm.kill();
     }
 
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { mut child, pidfd, console, messages, channel, qmp, facts, registration } = *self;
-        let ended = wait_readable(&pidfd, KILL_DEADLINE);
-        let reaped = ended.then(|| child.wait());
+        let QemuVm { mut vmm, console, messages, channel, qmp, facts, registration } = *self;
+        let ended = wait_readable(&vmm.pidfd, KILL_DEADLINE);
+        let reaped = ended.then(|| vmm.child.wait());
         let exists = facts.process.exists();
         let process = Check {
             what: format!("VMM process {}", facts.process.pid),
