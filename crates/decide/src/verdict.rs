@@ -16,7 +16,6 @@
 //! that says nothing is not a pass. Deterministic: no clock, no map order, fixed
 //! order of arithmetic.
 
-use crate::broker::{Decision, Rule};
 use crate::evidence::{Evidence, Observation};
 use crate::fact::{ExecHow, HostFact, RESERVED_PREFIX};
 use crate::judge::{Judge, Ruling, Trip};
@@ -274,13 +273,8 @@ impl VerdictFold {
     fn note(&mut self, observation: &Observation) {
         match observation {
             Observation::Fact(fact) => self.note_fact(fact),
-            Observation::Decision { capability: Capability::PackageInstall, reason, request, .. }
-                if reason.starts_with(&format!(
-                    "{} {} ",
-                    Decision::Defer(Rule::PackageListed).verb(),
-                    Rule::PackageListed.name()
-                )) =>
-            {
+            // The judge holds a record to its policy, so a listed package was deferred, or this run is killed.
+            Observation::Decision { capability: Capability::PackageInstall, request, .. } => {
                 if let PackageGrant::Listed(package) =
                     self.spec.policy().capabilities().package_grant(request.resource())
                 {
@@ -327,10 +321,10 @@ impl VerdictFold {
             HostFact::Interrupted { signal } => {
                 self.interrupted.get_or_insert(*signal);
             }
-            HostFact::ExecEnded { exec, how, code, signal } => {
-                if self.exit.is_none_or(|first| *exec < first.exec) {
-                    self.exit = Some(ExecExit { exec: *exec, how: *how, code: *code, signal: *signal });
-                }
+            HostFact::ExecEnded { exec, how, code, signal }
+                if self.exit.is_none_or(|first| *exec < first.exec) =>
+            {
+                self.exit = Some(ExecExit { exec: *exec, how: *how, code: *code, signal: *signal });
             }
             HostFact::Verdict { verdict, reasons, timed_out } => {
                 self.recorded = Some((*verdict, reasons.clone(), *timed_out));

@@ -31,6 +31,7 @@ pub mod digest;
 pub mod event;
 pub mod gate1;
 pub mod key;
+mod lanes;
 pub mod merkle;
 pub mod note;
 pub mod reader;

@@ -11,6 +11,7 @@
 //! number of events costs nothing. Pure; anyone may call it.
 
 use crate::digest::{Digest, Domain, commit};
+use crate::lanes::{BATCH, Batch};
 
 /// A proof has at most one sibling for each level of a tree of 2^64 leaves.
 pub const MAX_PROOF_LEN: usize = 64;
@@ -41,17 +42,20 @@ impl Frontier {
     }
 
     /// Adds the next leaf, given as the digest that it stands for.
-    #[inline]
     pub fn push(&mut self, digest: &Digest) {
-        let mut top = leaf(digest);
-        let mut level = self.count;
+        self.push_subtree(leaf(digest), 0);
+    }
+
+    /// Adds the root of the next `2^height` leaves; so many must divide the count so far.
+    fn push_subtree(&mut self, mut top: Digest, height: u32) {
+        let mut level = self.count >> height;
         while level & 1 == 1 {
             let Some(left) = self.peaks.pop() else { break };
             top = node(&left, &top);
             level >>= 1;
         }
         self.peaks.push(top);
-        self.count = self.count.wrapping_add(1);
+        self.count = self.count.wrapping_add(1 << height);
     }
 
     /// How many leaves there are.
@@ -70,6 +74,72 @@ impl Frontier {
     pub fn clear(&mut self) {
         self.count = 0;
         self.peaks.clear();
+    }
+}
+
+/// The root over a block's events, from their canonical bytes, many hashes at a time.
+#[derive(Debug, Default)]
+pub(crate) struct EventRoots {
+    frontier: Frontier,
+    batch: Batch,
+    nodes: Batch,
+    level: Vec<Digest>,
+    next_level: Vec<Digest>,
+}
+
+impl EventRoots {
+    #[inline]
+    pub(crate) fn push(&mut self, event: &[u8]) {
+        self.batch.push(Domain::Event, event, b"");
+        if self.batch.len() == BATCH {
+            self.flush();
+        }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.frontier.count + u64::try_from(self.batch.len()).unwrap_or(0)
+    }
+
+    pub(crate) fn root(&mut self) -> Digest {
+        self.flush();
+        self.frontier.root()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.frontier.clear();
+        self.batch.clear();
+    }
+
+    /// A full batch is one subtree; a part of one, which only a block's end has, is one for each bit of its length.
+    fn flush(&mut self) {
+        self.batch.finish(&mut self.level);
+        self.level.iter().for_each(|event| self.nodes.push(Domain::MerkleLeaf, event.as_bytes(), b""));
+        self.nodes.finish(&mut self.level);
+        let mut height = BATCH.ilog2();
+        while !self.level.is_empty() {
+            if self.level.len() >= 1 << height {
+                let rest = self.level.split_off(1 << height);
+                self.reduce(height);
+                self.level = rest;
+            }
+            height = height.saturating_sub(1);
+        }
+    }
+
+    /// Adds the subtree over `level`, which has `2^height` leaves.
+    fn reduce(&mut self, height: u32) {
+        while let [_, _, ..] = self.level.as_slice() {
+            for pair in self.level.chunks_exact(2) {
+                if let [left, right] = pair {
+                    self.nodes.push(Domain::MerkleNode, left.as_bytes(), right.as_bytes());
+                }
+            }
+            self.nodes.finish(&mut self.next_level);
+            core::mem::swap(&mut self.level, &mut self.next_level);
+        }
+        if let Some(top) = self.level.first().copied() {
+            self.frontier.push_subtree(top, height);
+        }
     }
 }
 
@@ -149,6 +219,20 @@ mod tests {
                 turned[cut].sibling_is_right = !turned[cut].sibling_is_right;
                 prop_assert!(!verify_inclusion(&all[index], &turned, &root(&all)));
             }
+        }
+    }
+
+    /// All sizes of a block around the batch, used twice: the batched root is the plain one.
+    #[test]
+    fn batches_have_the_same_root() {
+        let mut roots = EventRoots::default();
+        for n in (0..2 * BATCH + 3).chain([1000, 1024]) {
+            let events: Vec<Vec<u8>> = (0..n).map(|i| vec![i as u8; i % 300]).collect();
+            events.iter().for_each(|event| roots.push(event));
+            assert_eq!(roots.count(), n as u64);
+            let digests: Vec<_> = events.iter().map(|event| commit(Domain::Event, event)).collect();
+            assert_eq!(roots.root(), root(&digests), "{n}");
+            roots.clear();
         }
     }
 

@@ -14,9 +14,9 @@
 //! Called by [`crate::reader`] (strict) and by verifiers that must say *what* is wrong.
 
 use crate::block::{BLOCK_HEADER_LEN, BlockHeader};
-use crate::digest::{Digest, Domain, commit};
+use crate::digest::Digest;
 use crate::event::{DecodeError, EVENT_HEADER_LEN, Event};
-use crate::merkle::Frontier;
+use crate::merkle::EventRoots;
 use std::io::{self, Read};
 
 /// Bytes that are read at once.
@@ -125,7 +125,7 @@ pub struct Scanner<R> {
     offset: u64,
     block_offset: u64,
     prev_digest: Digest,
-    frontier: Frontier,
+    roots: EventRoots,
     state: State,
 }
 
@@ -140,7 +140,7 @@ impl<R: Read> Scanner<R> {
             offset: 0,
             block_offset: 0,
             prev_digest: Digest::ZERO,
-            frontier: Frontier::new(),
+            roots: EventRoots::default(),
             state: State::Boundary,
         }
     }
@@ -149,7 +149,7 @@ impl<R: Read> Scanner<R> {
     pub fn next_item(&mut self) -> io::Result<Option<Item>> {
         match self.state {
             State::Boundary => self.at_boundary(),
-            State::InBlock(block) if self.frontier.count() < block.header.event_count => self.in_block(block),
+            State::InBlock(block) if self.roots.count() < block.header.event_count => self.in_block(block),
             State::InBlock(block) => Ok(Some(self.end_block(block))),
             State::Done => Ok(None),
         }
@@ -185,7 +185,7 @@ impl<R: Read> Scanner<R> {
             offset: self.offset,
         };
         self.consume(BLOCK_HEADER_LEN);
-        self.frontier.clear();
+        self.roots.clear();
         self.prev_digest = block.digest;
         self.state = State::InBlock(block);
         Ok(Some(Item::Block(block)))
@@ -205,8 +205,8 @@ impl<R: Read> Scanner<R> {
     fn in_block(&mut self, block: BlockStart) -> io::Result<Option<Item>> {
         match self.event()? {
             Ok((event, len)) => {
-                let digest = commit(Domain::Event, self.bytes().get(..len).unwrap_or_default());
-                self.frontier.push(&digest);
+                let bytes = self.buffer.get(self.start..self.start + len).unwrap_or_default();
+                self.roots.push(bytes);
                 self.consume(len);
                 Ok(Some(Item::Event(event)))
             }
@@ -220,8 +220,8 @@ impl<R: Read> Scanner<R> {
                     offset: self.block_offset,
                     lost_bytes: (self.offset - self.block_offset).saturating_add(rest),
                     header: Some(block.header),
-                    whole_events: self.frontier.count(),
-                    root_fits: rest == 0 && self.frontier.root() == block.header.events_root,
+                    whole_events: self.roots.count(),
+                    root_fits: rest == 0 && self.roots.root() == block.header.events_root,
                 };
                 self.state = State::Done;
                 Ok(Some(Item::Tail(tail)))
@@ -242,8 +242,8 @@ impl<R: Read> Scanner<R> {
         Item::BlockEnd(BlockEnd {
             header: block.header,
             digest: block.digest,
-            events: self.frontier.count(),
-            root: self.frontier.root(),
+            events: self.roots.count(),
+            root: self.roots.root(),
             next_offset: self.offset,
         })
     }

@@ -14,9 +14,9 @@
 use crate::block::{BLOCK_HEADER_LEN, BlockHeader};
 use crate::checkpoint::Checkpoint;
 use crate::closed::ClosedLedger;
-use crate::digest::{Digest, Domain, commit};
+use crate::digest::Digest;
 use crate::event::{ActorId, EVENT_HEADER_LEN, Event, MAX_PAYLOAD_LEN, Payload, PayloadTooLong};
-use crate::merkle::Frontier;
+use crate::merkle::EventRoots;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ pub struct LedgerWriter<S: Sink = File> {
     block: Vec<u8>,
     scratch_start_ns: u64,
     last_ns: u64,
-    frontier: Frontier,
+    roots: EventRoots,
     sequence: u64,
     sealed_events: u64,
     height: u64,
@@ -176,7 +176,7 @@ impl<S: Sink> LedgerWriter<S> {
             block,
             scratch_start_ns: 0,
             last_ns: 0,
-            frontier: Frontier::new(),
+            roots: EventRoots::default(),
             sequence: 0,
             sealed_events: 0,
             height: 0,
@@ -200,21 +200,20 @@ impl<S: Sink> LedgerWriter<S> {
             return Err(WriteError::Ended);
         }
         let len = EVENT_HEADER_LEN + payload.encoded_len();
-        if self.frontier.count() > 0 && self.block.len() + len > self.cadence.max_bytes {
+        if self.roots.count() > 0 && self.block.len() + len > self.cadence.max_bytes {
             self.seal_block(self.last_ns)?;
         }
         let event = Event { sequence: self.sequence, timestamp_ns, actor, parent, payload };
         let start = self.block.len();
         event.encode_into(&mut self.block)?;
-        let digest = commit(Domain::Event, self.block.get(start..).unwrap_or_default());
-        if self.frontier.count() == 0 {
+        if self.roots.count() == 0 {
             self.scratch_start_ns = timestamp_ns;
         }
-        self.frontier.push(&digest);
+        self.roots.push(self.block.get(start..).unwrap_or_default());
         self.sequence += 1;
         self.last_ns = timestamp_ns;
         self.ended = event.payload == Payload::RunEnd;
-        if self.frontier.count() >= self.cadence.max_events || self.is_due(timestamp_ns) {
+        if self.roots.count() >= self.cadence.max_events || self.is_due(timestamp_ns) {
             self.seal_block(timestamp_ns)?;
         }
         Ok(event)
@@ -227,20 +226,20 @@ impl<S: Sink> LedgerWriter<S> {
     }
 
     fn is_due(&self, now_ns: u64) -> bool {
-        self.frontier.count() > 0 && now_ns.saturating_sub(self.scratch_start_ns) >= self.cadence.max_age_ns
+        self.roots.count() > 0 && now_ns.saturating_sub(self.scratch_start_ns) >= self.cadence.max_age_ns
     }
 
     /// Seals the open block now and writes it; with nothing open, does nothing.
     pub fn seal_block(&mut self, timestamp_ns: u64) -> Result<(), WriteError> {
         self.check_alive()?;
-        if self.frontier.count() == 0 {
+        if self.roots.count() == 0 {
             return Ok(());
         }
         let header = BlockHeader {
             height: self.height,
             prev_hash: self.head,
-            event_count: self.frontier.count(),
-            events_root: self.frontier.root(),
+            event_count: self.roots.count(),
+            events_root: self.roots.root(),
             timestamp_ns,
         };
         if let Some(slot) = self.block.first_chunk_mut::<BLOCK_HEADER_LEN>() {
@@ -260,7 +259,7 @@ impl<S: Sink> LedgerWriter<S> {
         self.height += 1;
         self.sealed_events = self.sequence;
         self.block.truncate(BLOCK_HEADER_LEN);
-        self.frontier.clear();
+        self.roots.clear();
         Ok(())
     }
 
