@@ -72,6 +72,12 @@ pub const MAX_TEXT: usize = 1024;
 /// Most execs alive at once in one guest.
 pub const MAX_EXECS: usize = 256;
 
+/// What lies in the init's memory directly before the 32 bytes of
+/// [`Configure::nonce`]: where the host looks for them in the guest's RAM.
+pub const NONCE_MARK: [u8; 16] = *b"HOTCELL-NONCE\0\0\0";
+/// The name of the virtio-serial port that carries the frames.
+pub const CHANNEL_NAME: &str = "org.hotcell.channel";
+
 const _: () = assert!(STREAM_CHUNK <= MAX_PAYLOAD);
 const _: () = assert!(MAX_RESOURCE + MAX_JUSTIFICATION + 16 <= MAX_PAYLOAD);
 const _: () = assert!(STREAM_WINDOW as usize >= 4 * STREAM_CHUNK);
