@@ -19,7 +19,6 @@ fn main() {
     let mut build = Command::new(var("CARGO"));
     build.args(["build", "--release", "--locked", "--package", "hotcell-guest", "--bins", "--target", TARGET]);
     build.args(["--config", "profile.release.panic='abort'", "--config", "profile.release.strip=true"]);
-    build.args(["--config", "profile.release.lto=true", "--config", "profile.release.codegen-units=1"]);
     build.arg("--manifest-path").arg(crates.join("guest/Cargo.toml"));
     build.arg("--target-dir").arg(out.join("guest"));
     // What the outer cargo set for this package must not reach the inner one.

@@ -5,7 +5,7 @@ use crate::exec::{ExecRequest, ExecResult};
 use crate::phases::{self, MeasuredBoot, Sealed};
 use crate::report::{Opinion, RunReport};
 use crate::stream::ExecIo;
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select};
 use hotcell_decide::Verdict;
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::SealedSpec;
@@ -58,10 +58,12 @@ impl Runtime {
         let (calls, inbox) = bounded(PENDING_CALLS);
         let run_id = spec.run_id().to_owned();
         let sealed = Sealed { runtime: self.clone(), spec, boot };
-        let thread = std::thread::Builder::new()
-            .name(format!("run-{run_id}"))
-            .spawn(move || phases::drive(sealed, inbox));
-        Run { run_id, calls, thread: Some(thread) }
+        let (alive, over) = bounded(0);
+        let thread = std::thread::Builder::new().name(format!("run-{run_id}")).spawn(move || {
+            let _alive = alive;
+            phases::drive(sealed, inbox)
+        });
+        Run { run_id, calls, over, thread: Some(thread) }
     }
 
     /// Runs the spec's command and finishes: always a report. `None` for the
@@ -96,6 +98,8 @@ pub struct RunEnded(pub String);
 pub struct Run {
     run_id: String,
     calls: Sender<Call>,
+    /// Disconnected when the driver's thread has ended.
+    over: Receiver<()>,
     thread: Option<std::io::Result<JoinHandle<RunReport>>>,
 }
 
@@ -108,9 +112,9 @@ impl Run {
     /// Starts an exec. Several may run at once.
     pub fn exec(&self, request: ExecRequest, io: ExecIo) -> Exec {
         let (reply, result) = bounded(1);
-        // Where the driver is gone, `reply` goes with the call and `wait` says so.
+        // Where the driver is gone the call is lost, and `wait` says so.
         let _ = self.calls.send(Call::Exec { request, io, reply });
-        Exec { result }
+        Exec { result, over: self.over.clone() }
     }
 
     /// A handle to stop the run from another thread.
@@ -163,6 +167,7 @@ impl Interrupter {
 #[must_use = "an exec's result is lost with it"]
 pub struct Exec {
     result: Receiver<Result<ExecResult, RunEnded>>,
+    over: Receiver<()>,
 }
 
 impl Exec {
@@ -171,6 +176,12 @@ impl Exec {
     /// # Errors
     /// The run ended first.
     pub fn wait(self) -> Result<ExecResult, RunEnded> {
-        self.result.recv().unwrap_or_else(|_| Err(RunEnded("the run is over".into())))
+        // A call that nobody took stays in the queue with its reply: the driver's
+        // end is heard on a channel of its own.
+        let ended = select! {
+            recv(self.result) -> result => result.ok(),
+            recv(self.over) -> _ => self.result.try_recv().ok(),
+        };
+        ended.unwrap_or_else(|| Err(RunEnded("the run is over".into())))
     }
 }

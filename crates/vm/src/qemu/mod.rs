@@ -382,6 +382,7 @@ fn children(list: &Value) -> impl Iterator<Item = String> {
 const EXPECTED_DEVICES: &[&str] = &[
     "x86_64-cpu",
     "acpi-ged",
+    "acpi-ged-x86",
     "apic",
     "container",
     "fw_cfg_io",
@@ -393,6 +394,7 @@ const EXPECTED_DEVICES: &[&str] = &[
     "isa-i8259",
     "isa-pit",
     "isa-serial",
+    "isabus-bridge",
     "ISA",
     "kvmvapic",
     "kvm-apic",
