@@ -235,8 +235,8 @@ fn check_command(command: &Command, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hotcell_ledger::Digest;
     use crate::run::tests::draft;
+    use hotcell_ledger::Digest;
 
     fn codes(change: impl FnOnce(&mut RunDraft)) -> Vec<Code> {
         let mut draft = draft();
