@@ -42,11 +42,11 @@ fn all_seven_denials_and_the_one_way_through() {
     let SpawnDecision::Allow(permit) = decision else { panic!("denied: {decision:?}") };
     assert_eq!((permit.parent(), permit.binary()), (parent, sh()));
 
-    let denied =
-        |a: &mut Authorizer, s: &Script, attempt: SpawnAttempt| match a.redeem(&attempt, &lineage(s)) {
-            SpawnDecision::Deny(denial) => denial,
-            SpawnDecision::Allow(permit) => panic!("allowed: {permit:?}"),
-        };
+    let denied = |a: &mut Authorizer, s: &Script, attempt: SpawnAttempt| match a.redeem(&attempt, &lineage(s))
+    {
+        SpawnDecision::Deny(denial) => denial,
+        SpawnDecision::Allow(permit) => panic!("allowed: {permit:?}"),
+    };
     assert_eq!(denied(&mut a, &s, attempt(parent, sh(), Some(token))), SpawnDenial::Replay);
     assert_eq!(denied(&mut a, &s, attempt(parent, sh(), None)), SpawnDenial::NoToken);
     assert_eq!(denied(&mut a, &s, attempt(parent, sh(), Some([99; 32]))), SpawnDenial::UnknownToken);
