@@ -49,6 +49,16 @@ impl Digest {
         Digest(*blake3::hash(bytes).as_bytes())
     }
 
+    /// The digest of all that a reader gives, with flat memory.
+    ///
+    /// # Errors
+    /// Reading failed.
+    pub fn of_reader(reader: impl std::io::Read) -> std::io::Result<Digest> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(reader)?;
+        Ok(Digest(*hasher.finalize().as_bytes()))
+    }
+
     /// Takes digest bytes as they are.
     pub const fn from_bytes(bytes: [u8; 32]) -> Digest {
         Digest(bytes)

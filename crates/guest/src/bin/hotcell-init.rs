@@ -1,1 +1,6 @@
-fn main() {}
+//! PID 1 of the guest. See the library's documentation.
+#![forbid(unsafe_code)]
+
+fn main() {
+    hotcell_guest::init()
+}

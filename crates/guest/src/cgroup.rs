@@ -1,0 +1,179 @@
+//! The workload's cgroups: one for all, with the limits; one per exec, to kill by.
+//!
+//! ```text
+//! /cgroup            init, reaper
+//!  +- workload       pids.max memory.max; counts its out-of-memory kills
+//!      +- 1          exec 1 and everything that it ever forked, whatever
+//!      +- 2          session, group or parent that moved to
+//! ```
+//! Controllers stop at `workload`: an exec's cgroup costs one `mkdir`, and page
+//! cache that it leaves behind does not keep a dead memory cgroup alive.
+
+use crate::last::{Doing, Failure};
+use rustix::fs::{Mode, OFlags, open};
+use std::fs;
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Where boot mounts the hierarchy, out of the workload's sight.
+pub(crate) const MOUNT: &str = "/cgroup";
+const WORKLOAD: &str = "/cgroup/workload";
+
+/// The cgroup of all execs.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    events: Events,
+    oom_kills: fs::File,
+}
+
+impl Workload {
+    /// Makes it, without limits yet.
+    pub(crate) fn create() -> Result<Workload, Failure> {
+        let control = format!("{MOUNT}/cgroup.subtree_control");
+        fs::write(&control, "+cpu +memory +pids").doing(|| format!("enable controllers in {control}"))?;
+        fs::create_dir(WORKLOAD).doing(|| format!("create {WORKLOAD}"))?;
+        let oom_kills = format!("{WORKLOAD}/memory.events");
+        Ok(Workload {
+            events: Events::open(Path::new(WORKLOAD)).doing(|| "open the workload's cgroup".into())?,
+            oom_kills: fs::File::open(&oom_kills).doing(|| format!("open {oom_kills}"))?,
+        })
+    }
+
+    /// Sets the limits.
+    pub(crate) fn limit(&self, pids: u32, memory_bytes: u64) -> Result<(), Failure> {
+        for (file, value) in [("pids.max", u64::from(pids)), ("memory.max", memory_bytes)] {
+            let path = format!("{WORKLOAD}/{file}");
+            fs::write(&path, value.to_string()).doing(|| format!("write {value} to {path}"))?;
+        }
+        Ok(())
+    }
+
+    /// How many processes the kernel has killed for want of memory so far.
+    pub(crate) fn oom_kills(&mut self) -> u64 {
+        let mut text = String::new();
+        let read = self.oom_kills.rewind().and_then(|()| self.oom_kills.read_to_string(&mut text));
+        match read {
+            Ok(_) => field(&text, "oom_kill"),
+            Err(_) => 0,
+        }
+    }
+
+    pub(crate) fn events_fd(&self) -> BorrowedFd<'_> {
+        self.events.file.as_fd()
+    }
+
+    pub(crate) fn is_empty(&mut self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Kills everything of every exec.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        fs::write(format!("{WORKLOAD}/cgroup.kill"), "1")
+    }
+}
+
+/// The cgroup of one exec.
+#[derive(Debug)]
+pub(crate) struct ExecCgroup {
+    path: PathBuf,
+    directory: OwnedFd,
+    events: Events,
+}
+
+impl ExecCgroup {
+    /// Makes it, empty.
+    pub(crate) fn create(exec: u32) -> io::Result<ExecCgroup> {
+        let path = Path::new(WORKLOAD).join(exec.to_string());
+        fs::create_dir(&path)?;
+        let open = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            io::Result::Ok((open(&path, flags, Mode::empty())?, Events::open(&path)?))
+        };
+        match open() {
+            Ok((directory, events)) => Ok(ExecCgroup { path, directory, events }),
+            Err(error) => {
+                let _ = fs::remove_dir(&path);
+                Err(error)
+            }
+        }
+    }
+
+    /// For `clone3` to be born in.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    pub(crate) fn events_fd(&self) -> BorrowedFd<'_> {
+        self.events.file.as_fd()
+    }
+
+    /// Whether no process is alive in it. Dead ones that nobody has waited for don't count.
+    pub(crate) fn is_empty(&mut self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Kills everything in it, also what is being forked this moment.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.kill"), "1")
+    }
+}
+
+impl Drop for ExecCgroup {
+    fn drop(&mut self) {
+        // Empty by then. If it is not, the directory stays; `workload` is killed as a whole at the end.
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// A `cgroup.events` file: polls as urgent when it changes.
+#[derive(Debug)]
+struct Events {
+    file: fs::File,
+}
+
+impl Events {
+    fn open(cgroup: &Path) -> io::Result<Events> {
+        Ok(Events { file: fs::File::open(cgroup.join("cgroup.events"))? })
+    }
+
+    /// Reading also arms the next event.
+    fn is_empty(&mut self) -> bool {
+        let mut text = String::new();
+        let read = self.file.rewind().and_then(|()| self.file.read_to_string(&mut text));
+        read.is_ok() && field(&text, "populated") == 0
+    }
+}
+
+/// The exec in whose cgroup a process is, by `/proc/PID/cgroup`; 0: none.
+pub(crate) fn exec_of(pid: i32) -> u32 {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).map_or(0, |text| exec_in(&text))
+}
+
+fn exec_in(text: &str) -> u32 {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/workload/"));
+    path.and_then(|path| path.split('/').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The number after `name` in a flat keyed file; 0 where there is none.
+fn field(text: &str, name: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flat_files_and_paths_are_read() {
+        let events = "low 0\noom 3\noom_kill 2\noom_group_kill 1\n";
+        assert_eq!(field(events, "oom_kill"), 2);
+        assert_eq!(field(events, "oom"), 3);
+        assert_eq!(field(events, "populated"), 0);
+        assert_eq!(exec_in("0::/workload/17\n"), 17);
+        assert_eq!(exec_in("0::/workload/17/18\n"), 17);
+        assert_eq!(exec_in("0::/\n"), 0);
+        assert_eq!(exec_in("1:name=x:/workload/3\n"), 0);
+    }
+}

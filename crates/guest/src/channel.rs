@@ -1,0 +1,211 @@
+//! The byte channel to the host: frames in, a bounded queue of frames out.
+//!
+//! What it guarantees: frames go out whole, in order, with their sequence
+//! numbers; a host that goes away is noticed once it has spoken.
+//! What it does not: bound the queue by itself. Producers look at
+//! [`Channel::waiting`] first; `limits` has the two marks.
+
+use crate::limits::{OUT_DATA_BYTES, OUT_STOP_BYTES, READ_BYTES};
+use hotcell_wire::{FrameReader, GuestFrame};
+use rustix::io::{Errno, read, write};
+use std::os::fd::OwnedFd;
+
+/// What reading gave.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// Bytes are in the reader.
+    Bytes,
+    /// Nothing for now.
+    Nothing,
+    /// The host has closed its end.
+    Gone,
+}
+
+/// The channel.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    port: OwnedFd,
+    /// Frames that came; taken out while they are handled.
+    pub(crate) reader: FrameReader,
+    out: Vec<u8>,
+    /// Bytes of `out` that are gone already.
+    sent: usize,
+    sequence: u32,
+    readable: bool,
+    writable: bool,
+    /// Whether the host ever sent anything. Before that, a closed end is only
+    /// a host that has not come yet (a template has none at all).
+    spoken: bool,
+    gone: bool,
+}
+
+impl Channel {
+    /// `port` must be non-blocking.
+    pub(crate) fn new(port: OwnedFd) -> Channel {
+        Channel {
+            port,
+            reader: FrameReader::new(),
+            out: Vec::with_capacity(OUT_STOP_BYTES),
+            sent: 0,
+            sequence: 0,
+            readable: true,
+            writable: true,
+            spoken: false,
+            gone: false,
+        }
+    }
+
+    /// Whether the host has closed its end after it had spoken.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Something changed: try both directions again.
+    pub(crate) fn wake(&mut self) {
+        self.readable = true;
+        self.writable = true;
+    }
+
+    /// Bytes that wait for the host.
+    pub(crate) fn waiting(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Whether exec output may be added.
+    pub(crate) fn takes_data(&self) -> bool {
+        self.waiting() < OUT_DATA_BYTES
+    }
+
+    /// Whether something may be added that could as well come later or never.
+    pub(crate) fn takes_more(&self) -> bool {
+        self.waiting() < OUT_STOP_BYTES
+    }
+
+    /// Whether a read would be worth trying.
+    pub(crate) fn wants_read(&self) -> bool {
+        self.readable && self.takes_more()
+    }
+
+    /// Whether a write would be worth trying.
+    pub(crate) fn wants_write(&self) -> bool {
+        self.writable && self.waiting() > 0
+    }
+
+    /// Queues a frame.
+    pub(crate) fn send(&mut self, id: u32, frame: &GuestFrame<'_>) {
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
+        }
+        // Every producer keeps to the wire's limits, so this holds; a frame
+        // that would not fit is left out whole and takes no number.
+        if frame.encode(&mut self.out, id, self.sequence) {
+            self.sequence = self.sequence.wrapping_add(1);
+        }
+    }
+
+    /// Writes what the host takes.
+    pub(crate) fn flush(&mut self) -> Result<(), Errno> {
+        while self.wants_write() {
+            let rest = self.out.get(self.sent..).unwrap_or_default();
+            match write(&self.port, rest) {
+                Ok(0) | Err(Errno::AGAIN) => self.writable = false,
+                Ok(count) => self.sent += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // Keep the queue from creeping through memory when it never runs empty.
+        if self.sent > OUT_DATA_BYTES {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        Ok(())
+    }
+
+    /// Reads once into the reader.
+    pub(crate) fn fill(&mut self) -> Result<Input, Errno> {
+        let mut bytes = [0; READ_BYTES];
+        match read(&self.port, &mut bytes) {
+            Ok(0) if self.spoken => {
+                self.gone = true;
+                Ok(Input::Gone)
+            }
+            Ok(0) | Err(Errno::AGAIN) => {
+                self.readable = false;
+                Ok(Input::Nothing)
+            }
+            Ok(count) => {
+                self.spoken = true;
+                self.reader.push(bytes.get(..count).unwrap_or_default());
+                Ok(Input::Bytes)
+            }
+            Err(Errno::INTR) => Ok(Input::Nothing),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hotcell_wire::{HEADER_LEN, STREAM_CHUNK};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    fn pair() -> (Channel, OwnedFd) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        (Channel::new(ours), theirs)
+    }
+
+    #[test]
+    fn a_host_that_does_not_read_stops_the_producers() {
+        let (mut channel, _theirs) = pair();
+        let chunk = [7; STREAM_CHUNK];
+        for _ in 0..10_000 {
+            if channel.takes_data() {
+                channel.send(1, &GuestFrame::Stdout(&chunk));
+            }
+            channel.flush().unwrap();
+        }
+        assert!(!channel.takes_data());
+        assert!(channel.waiting() <= OUT_DATA_BYTES + HEADER_LEN + STREAM_CHUNK);
+        assert!(channel.takes_more() && !channel.wants_write());
+        while channel.takes_more() {
+            channel.send(1, &GuestFrame::Stdout(&chunk));
+        }
+        assert!(!channel.wants_read());
+    }
+
+    #[test]
+    fn frames_arrive_whole_and_numbered() {
+        let (mut channel, theirs) = pair();
+        let (mut reader, mut seen, mut bytes) = (FrameReader::new(), 0, [0; 4096]);
+        for round in 0..200u32 {
+            channel.send(round, &GuestFrame::Stdout(&[1; 3000]));
+            channel.flush().unwrap();
+            while let Ok(count @ 1..) = read(&theirs, &mut bytes) {
+                reader.push(&bytes[..count]);
+                while let Some((header, _)) = reader.next().unwrap() {
+                    assert_eq!(header.id, seen);
+                    seen += 1;
+                }
+            }
+            channel.wake();
+        }
+        assert_eq!(seen, 200);
+    }
+
+    #[test]
+    fn a_host_is_only_missed_once_it_has_spoken() {
+        let (mut channel, theirs) = pair();
+        assert_eq!(channel.fill().unwrap(), Input::Nothing);
+        write(&theirs, b"HC").unwrap();
+        assert_eq!(channel.fill().unwrap(), Input::Bytes);
+        drop(theirs);
+        assert_eq!(channel.fill().unwrap(), Input::Gone);
+        let (mut channel, theirs) = pair();
+        drop(theirs);
+        assert_eq!(channel.fill().unwrap(), Input::Nothing);
+    }
+}

@@ -1,0 +1,105 @@
+//! What makes a waiting machine the machine of one run.
+//!
+//! What it guarantees: all of it is done before the init says ready, or the
+//! machine ends.
+
+use crate::cgroup::Workload;
+use crate::last::{Doing, Failure};
+use crate::limits::{LEAST_MEMORY_BYTES, RESERVE_BYTES};
+use crate::start::Ground;
+use crate::view;
+use hotcell_sys::guest::{ForkPlan, LockedPage, Namespaces, credit_entropy, exit_now, fork};
+use hotcell_wire::{Configure, NONCE_MARK};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::time::{ClockId, Timespec, clock_settime};
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+
+/// What stays in memory for the whole run.
+#[derive(Debug)]
+pub(crate) struct Configured {
+    /// Mark and nonce; the host finds them in this machine's RAM.
+    _nonce: LockedPage,
+}
+
+/// Applies the host's configuration.
+pub(crate) fn apply(
+    configure: &Configure,
+    workload: &Workload,
+    ground: &Ground,
+) -> Result<Configured, Failure> {
+    let random = File::open("/dev/urandom").doing(|| "open /dev/urandom".into())?;
+    credit_entropy(&random, &configure.entropy).doing(|| "credit entropy".into())?;
+    set_clock(configure.wall_clock_ns.get())?;
+    view::resize_tmp(configure.tmp_bytes.get())?;
+    workload.limit(configure.pids.get(), memory(configure.memory_bytes.get())?)?;
+    if configure.workspace_exec != 0 {
+        in_view(ground, view::allow_workspace_exec)?;
+    }
+    let marked = [NONCE_MARK.as_slice(), &configure.nonce].concat();
+    let nonce = LockedPage::new(&marked).doing(|| "lock a page for the nonce".into())?;
+    Ok(Configured { _nonce: nonce })
+}
+
+fn set_clock(ns: u64) -> Result<(), Failure> {
+    const SECOND: u64 = 1_000_000_000;
+    let time = Timespec { tv_sec: (ns / SECOND) as i64, tv_nsec: (ns % SECOND) as i64 };
+    clock_settime(ClockId::Realtime, time).doing(|| "set the clock".into())
+}
+
+/// The workload's memory limit: what was asked for, but never what PID 1 and the kernel need.
+fn memory(asked: u64) -> Result<u64, Failure> {
+    let info = fs::read_to_string("/proc/meminfo").doing(|| "read /proc/meminfo".into())?;
+    let total = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
+        .ok_or_else(|| Failure::new("/proc/meminfo has no MemTotal"))?
+        .saturating_mul(1024);
+    Ok(limit(total, asked))
+}
+
+fn limit(total: u64, asked: u64) -> u64 {
+    let most = total.saturating_sub(RESERVE_BYTES).max(LEAST_MEMORY_BYTES);
+    if asked == 0 { most } else { asked.clamp(LEAST_MEMORY_BYTES, most) }
+}
+
+/// Runs `change` in the workload's mount namespace, in a child, since a process
+/// that enters one loses its own root.
+fn in_view(ground: &Ground, change: fn() -> Result<(), Failure>) -> Result<(), Failure> {
+    let plan = ForkPlan { cgroup: None, namespaces: Namespaces::Inherit };
+    let child = fork(plan, || {
+        let entered = move_into_link_name_space(ground.view(), Some(LinkNameSpaceType::Mount))
+            .doing(|| "enter the workload's view".into());
+        match entered.and_then(|()| change()) {
+            Ok(()) => exit_now(0),
+            Err(failure) => {
+                crate::last::console(&failure.to_string());
+                exit_now(1)
+            }
+        }
+    })
+    .doing(|| "fork".into())?;
+    let status = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED)
+        .doing(|| "wait for a change of the workload's view".into())?;
+    match status.and_then(|status| status.exit_status()) {
+        Some(0) => Ok(()),
+        _ => Err(Failure::new("failed to change the workload's view; the console says why")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_reserve_is_kept_whatever_is_asked_for() {
+        assert_eq!(limit(512 * MIB, 0), 512 * MIB - RESERVE_BYTES);
+        assert_eq!(limit(512 * MIB, u64::MAX), 512 * MIB - RESERVE_BYTES);
+        assert_eq!(limit(512 * MIB, 100 * MIB), 100 * MIB);
+        assert_eq!(limit(512 * MIB, 1), LEAST_MEMORY_BYTES);
+        assert_eq!(limit(10 * MIB, 0), LEAST_MEMORY_BYTES);
+    }
+}

@@ -1,0 +1,315 @@
+//! One exec from its start to its end: streams, credit, death, the last output.
+//!
+//! ```text
+//! ExecStart -> Starting --status pipe closes--> Running --first process dies-->
+//!   kill the rest of the cgroup -> (empty) -> read both outputs to their end -> ExecEnded
+//! ```
+//! What it guarantees: output is read only against the host's credit; nothing
+//! of an exec outlives its first process; `ExecEnded` follows the last byte of
+//! output; a pipe that a stranger keeps open does not hold the end back, since
+//! once the cgroup is empty an empty pipe is a finished one.
+//! What it does not: time anything. Patience is the host's.
+
+use crate::cgroup::ExecCgroup;
+use crate::channel::Channel;
+use crate::confine::REPORT_LEN;
+use crate::limits::STDIN_CREDIT_STEP;
+use crate::poll::{Poll, Source};
+use crate::start::Started;
+use hotcell_sys::guest::Child;
+use hotcell_wire::{ExecEnd, ExecEnded, GuestFrame, STREAM_CHUNK, STREAM_WINDOW, Stage, Stream};
+use rustix::io::{Errno, ioctl_fionread, read, write};
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// A live exec.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    id: u32,
+    child: Child,
+    cgroup: ExecCgroup,
+    status: Option<OwnedFd>,
+    /// Where its start failed, by its own report.
+    failed: Option<(u8, i32)>,
+    stdin: Stdin,
+    outputs: [Output; 2],
+    death: Option<WaitIdStatus>,
+    stragglers: bool,
+    cgroup_empty: bool,
+    /// Out-of-memory kills of the workload when it started.
+    oom_kills: u64,
+}
+
+#[derive(Debug)]
+struct Stdin {
+    pipe: Option<OwnedFd>,
+    writable: bool,
+    buffer: VecDeque<u8>,
+    eof: bool,
+    /// What the host may still send.
+    allowance: u32,
+    /// What was taken and not yet credited again.
+    uncredited: u32,
+}
+
+#[derive(Debug)]
+struct Output {
+    pipe: Option<OwnedFd>,
+    stream: Stream,
+    readable: bool,
+    credit: u32,
+}
+
+/// The host sent what it may not send.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BeyondCredit;
+
+impl Exec {
+    /// Takes over a started child.
+    pub(crate) fn new(id: u32, started: Started, oom_kills: u64, poll: &Poll) -> Result<Exec, Errno> {
+        let output =
+            |pipe, stream| Output { pipe: Some(pipe), stream, readable: true, credit: STREAM_WINDOW };
+        let exec = Exec {
+            id,
+            child: started.child,
+            cgroup: started.cgroup,
+            status: Some(started.status),
+            failed: None,
+            stdin: Stdin {
+                pipe: started.stdin,
+                writable: true,
+                buffer: VecDeque::new(),
+                eof: false,
+                allowance: STREAM_WINDOW,
+                uncredited: 0,
+            },
+            outputs: [output(started.stdout, Stream::Stdout), output(started.stderr, Stream::Stderr)],
+            death: None,
+            stragglers: false,
+            cgroup_empty: false,
+            oom_kills,
+        };
+        poll.watch(&exec.child.pidfd, Source::Death(id))?;
+        poll.watch(exec.cgroup.events_fd(), Source::Cgroup(id))?;
+        if let Some(status) = &exec.status {
+            poll.watch(status, Source::Status(id))?;
+        }
+        if let Some(stdin) = &exec.stdin.pipe {
+            poll.watch(stdin, Source::Stdin(id))?;
+        }
+        let sources = [Source::Stdout(id), Source::Stderr(id)];
+        for (output, source) in exec.outputs.iter().zip(sources) {
+            if let Some(pipe) = &output.pipe {
+                poll.watch(pipe, source)?;
+            }
+        }
+        Ok(exec)
+    }
+
+    /// Its first process, while it may still be signalled.
+    pub(crate) fn first_process(&self) -> Option<&OwnedFd> {
+        self.death.is_none().then_some(&self.child.pidfd)
+    }
+
+    /// Kills everything that belongs to it.
+    pub(crate) fn kill(&self) {
+        // Fails only for a cgroup that is gone, and then there is nobody to kill.
+        let _ = self.cgroup.kill();
+    }
+
+    /// The status pipe has something: it started, or says why not.
+    pub(crate) fn hear_status(&mut self, channel: &mut Channel) {
+        let Some(status) = &self.status else { return };
+        let mut report = [0; REPORT_LEN];
+        match read(status, &mut report) {
+            Ok(REPORT_LEN) => {
+                let [stage, errno @ ..] = report;
+                self.failed = Some((stage, i32::from_le_bytes(errno)));
+            }
+            Ok(_) => channel.send(self.id, &GuestFrame::Started),
+            Err(_) => return,
+        }
+        self.status = None;
+    }
+
+    /// The first process is dead: the rest of its tree goes too.
+    pub(crate) fn hear_death(&mut self, channel: &mut Channel) {
+        if self.death.is_some() {
+            return;
+        }
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let Ok(Some(status)) = waitid(WaitId::PidFd(self.child.pidfd.as_fd()), options) else { return };
+        self.hear_status(channel);
+        self.death = Some(status);
+        self.stdin.pipe = None;
+        self.stdin.buffer = VecDeque::new();
+        if !self.cgroup.is_empty() {
+            self.stragglers = true;
+            self.kill();
+        }
+        self.hear_cgroup();
+    }
+
+    /// The cgroup may have become empty.
+    pub(crate) fn hear_cgroup(&mut self) {
+        // Read in any case: reading arms the next event.
+        let empty = self.cgroup.is_empty();
+        if self.death.is_some() && empty && !self.cgroup_empty {
+            self.cgroup_empty = true;
+            // What was written is in the pipes now: one more look at each finds its end.
+            for output in &mut self.outputs {
+                output.readable = true;
+            }
+        }
+    }
+
+    pub(crate) fn hear_stdin(&mut self) {
+        self.stdin.writable = true;
+    }
+
+    pub(crate) fn hear_output(&mut self, stream: Stream) {
+        for output in self.outputs.iter_mut().filter(|output| output.stream == stream) {
+            output.readable = true;
+        }
+    }
+
+    /// The host allows more output.
+    pub(crate) fn credit(&mut self, stream: Stream, bytes: u32) {
+        for output in self.outputs.iter_mut().filter(|output| output.stream == stream) {
+            output.credit = output.credit.saturating_add(bytes);
+            output.readable = true;
+        }
+    }
+
+    /// Bytes for stdin.
+    pub(crate) fn take_stdin(&mut self, bytes: &[u8], channel: &mut Channel) -> Result<(), BeyondCredit> {
+        let count = u32::try_from(bytes.len()).map_err(|_| BeyondCredit)?;
+        self.stdin.allowance = self.stdin.allowance.checked_sub(count).ok_or(BeyondCredit)?;
+        if self.stdin.pipe.is_some() {
+            self.stdin.buffer.extend(bytes);
+            self.feed_stdin(channel);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_stdin(&mut self, channel: &mut Channel) {
+        self.stdin.eof = true;
+        self.feed_stdin(channel);
+    }
+
+    /// Writes what the process takes, and hands credit back.
+    pub(crate) fn feed_stdin(&mut self, channel: &mut Channel) {
+        let stdin = &mut self.stdin;
+        while let Some(pipe) = stdin.pipe.as_ref().filter(|_| stdin.writable) {
+            let (bytes, _) = stdin.buffer.as_slices();
+            if bytes.is_empty() {
+                break;
+            }
+            match write(pipe, bytes) {
+                Ok(count) => {
+                    stdin.buffer.drain(..count);
+                    stdin.uncredited = stdin.uncredited.saturating_add(u32::try_from(count).unwrap_or(0));
+                }
+                Err(Errno::AGAIN) => stdin.writable = false,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    stdin.pipe = None;
+                    stdin.buffer = VecDeque::new();
+                    channel.send(self.id, &GuestFrame::StdinClosed);
+                }
+            }
+        }
+        if stdin.buffer.is_empty() && stdin.eof {
+            stdin.pipe = None;
+        }
+        let due = stdin.uncredited >= STDIN_CREDIT_STEP || (stdin.buffer.is_empty() && stdin.uncredited > 0);
+        if due && stdin.pipe.is_some() {
+            channel.send(self.id, &GuestFrame::StdinCredit(stdin.uncredited));
+            stdin.allowance = stdin.allowance.saturating_add(stdin.uncredited);
+            stdin.uncredited = 0;
+        }
+    }
+
+    /// Whether [`Exec::pump`] would move something now.
+    pub(crate) fn can_pump(&self) -> bool {
+        self.status.is_none() && self.outputs.iter().any(|output| output.can_move(self.cgroup_empty))
+    }
+
+    /// Moves at most one chunk of each output to the channel.
+    pub(crate) fn pump(&mut self, channel: &mut Channel) {
+        // "Started" comes first.
+        if self.status.is_some() {
+            return;
+        }
+        for output in &mut self.outputs {
+            if channel.takes_data() {
+                output.pump(self.id, channel, self.cgroup_empty);
+            }
+        }
+    }
+
+    /// Whether everything is said but how it ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.cgroup_empty && self.outputs.iter().all(|output| output.pipe.is_none())
+    }
+
+    /// How it ended, once everything is said but that.
+    pub(crate) fn ended(&self, oom_kills: u64) -> Option<ExecEnded> {
+        let death = self.death.as_ref().filter(|_| self.is_over())?;
+        let (how, stage, code) = match (self.failed, death.terminating_signal()) {
+            (Some((stage, errno)), _) => (ExecEnd::NotStarted, stage_of(stage), errno),
+            (None, Some(signal)) => {
+                let starved = signal == libc::SIGKILL && oom_kills > self.oom_kills;
+                let how = if starved { ExecEnd::OutOfMemory } else { ExecEnd::Signalled };
+                (how, Stage::None, signal)
+            }
+            (None, None) => (ExecEnd::Exited, Stage::None, death.exit_status().unwrap_or(-1)),
+        };
+        let stragglers = u8::from(self.stragglers);
+        Some(ExecEnded { how, stage, stragglers, reserved: 0, code: code.into() })
+    }
+}
+
+impl Output {
+    fn can_move(&self, finished: bool) -> bool {
+        self.pipe.is_some() && self.readable && (self.credit > 0 || finished)
+    }
+
+    fn pump(&mut self, id: u32, channel: &mut Channel, finished: bool) {
+        let Some(pipe) = self.pipe.as_ref().filter(|_| self.can_move(finished)) else { return };
+        if self.credit == 0 {
+            // The end of a stream needs no credit, and the host need not give any for it.
+            match ioctl_fionread(pipe) {
+                Ok(1..) => self.readable = false,
+                _ => self.pipe = None,
+            }
+            return;
+        }
+        let mut chunk = [0; STREAM_CHUNK];
+        let wanted = STREAM_CHUNK.min(self.credit as usize);
+        match read(pipe, chunk.get_mut(..wanted).unwrap_or_default()) {
+            Ok(count @ 1..) => {
+                let bytes = chunk.get(..count).unwrap_or_default();
+                self.credit = self.credit.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+                match self.stream {
+                    Stream::Stdout => channel.send(id, &GuestFrame::Stdout(bytes)),
+                    Stream::Stderr => channel.send(id, &GuestFrame::Stderr(bytes)),
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if !finished => self.readable = false,
+            // Its end, or empty with nobody left who could be meant to write.
+            _ => self.pipe = None,
+        }
+    }
+}
+
+fn stage_of(byte: u8) -> Stage {
+    match byte {
+        1 => Stage::Spawn,
+        3 => Stage::Chdir,
+        4 => Stage::Exec,
+        _ => Stage::Confine,
+    }
+}

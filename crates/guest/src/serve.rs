@@ -1,0 +1,398 @@
+//! The loop: one thread, one epoll, every event handled without waiting.
+//!
+//! ```text
+//! waiting --Configure--> serving --Quiesce--> quiescing --workload empty, disk read-only--> quiet
+//!                  any error, a closed channel, a dead reaper: the machine ends
+//! ```
+//! What it guarantees: a second `Configure`, a frame out of place or beyond
+//! credit ends the machine; control is never held up by data.
+//! What it does not: answer to the workload, except through `requests`.
+
+use crate::boot::Booted;
+use crate::cgroup::Workload;
+use crate::channel::{Channel, Input};
+use crate::configure::{self, Configured};
+use crate::exec::Exec;
+use crate::last::{self, Doing, Failure};
+use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
+use crate::poll::{Poll, Source};
+use crate::reaper::Reaper;
+use crate::requests::Requests;
+use crate::start::{self, Ground, Order};
+use crate::view::WORKSPACE;
+use hotcell_sys::guest::signal;
+use hotcell_wire::{
+    Configure, ExecBegin, ExecEnd, ExecEnded, ExecText, FrameReader, GuestFrame, HostFrame, MAX_EXEC_TEXT,
+    MAX_EXECS, MAX_TEXT, Program, Ready, Stage, Stream,
+};
+use rustix::fs::{Mode, OFlags, open, syncfs};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount_remount};
+use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// An exec whose texts are still coming.
+#[derive(Debug)]
+struct Collecting {
+    program: Program,
+    stdin: bool,
+    uid: u32,
+    gid: u32,
+    text_len: usize,
+    text: Vec<u8>,
+    /// Refused from the start; said at its start.
+    refused: Option<Errno>,
+}
+
+/// How far the end has come.
+#[derive(Debug, PartialEq, Eq)]
+enum Quiet {
+    No,
+    Wanted { deadline: Instant },
+    Reached,
+}
+
+struct Init {
+    poll: Poll,
+    channel: Channel,
+    ground: Ground,
+    workload: Workload,
+    requests: Requests,
+    configured: Option<Configured>,
+    collecting: BTreeMap<u32, Collecting>,
+    execs: BTreeMap<u32, Exec>,
+    /// Where the next round over the execs begins, so that each gets its turn.
+    turn: u32,
+    quiet: Quiet,
+    /// Holds the namespaces; it is never waited for while the machine runs.
+    _reaper: Reaper,
+}
+
+/// Serves until the machine ends.
+pub(crate) fn serve(booted: Booted) -> ! {
+    let Booted { poll, port, ground, reaper, workload, listener } = booted;
+    let mut init = Init {
+        poll,
+        channel: Channel::new(port),
+        ground,
+        workload,
+        requests: Requests::new(listener),
+        configured: None,
+        collecting: BTreeMap::new(),
+        execs: BTreeMap::new(),
+        turn: 0,
+        quiet: Quiet::No,
+        _reaper: reaper,
+    };
+    loop {
+        if let Err(failure) = init.round() {
+            init.stop(&failure);
+        }
+    }
+}
+
+impl Init {
+    fn round(&mut self) -> Result<(), Failure> {
+        let timeout = self.timeout();
+        let sources = self.poll.wait(timeout).doing(|| "wait for events".into())?;
+        for source in sources {
+            self.hear(source)?;
+        }
+        let now = Instant::now();
+        self.read_channel()?;
+        self.requests.expire(now);
+        self.requests.accept(&self.poll, now);
+        self.requests.pump(&mut self.channel, now);
+        self.pump_execs();
+        self.end_execs();
+        self.grow_quiet(now)?;
+        self.channel.flush().doing(|| "write to the channel".into())
+    }
+
+    /// Nothing, while something can go on at once; else until the next deadline.
+    fn timeout(&self) -> Option<Duration> {
+        let data = self.channel.takes_data();
+        let busy = self.channel.wants_read()
+            || self.channel.wants_write()
+            || data && self.requests.can_pump()
+            || data && self.execs.values().any(Exec::can_pump);
+        if busy {
+            return Some(Duration::ZERO);
+        }
+        let quiet = match self.quiet {
+            // The kernel closes some files late and tells nobody.
+            Quiet::Wanted { .. } => Some(Duration::from_millis(5)),
+            _ => None,
+        };
+        let requests = self.requests.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        [quiet, requests].into_iter().flatten().min()
+    }
+
+    fn hear(&mut self, source: Source) -> Result<(), Failure> {
+        match source {
+            Source::Channel => self.channel.wake(),
+            Source::Reaper => return Err(Failure::new("the reaper of the workload's processes died")),
+            Source::Listener => self.requests.hear_knock(),
+            Source::Client(id) => self.requests.hear_client(id),
+            // Looked at by `grow_quiet` in every round.
+            Source::Workload => {}
+            Source::Status(id) => self.with_exec(id, Exec::hear_status),
+            Source::Death(id) => self.with_exec(id, Exec::hear_death),
+            Source::Cgroup(id) => self.with_exec(id, |exec, _| exec.hear_cgroup()),
+            Source::Stdout(id) => self.with_exec(id, |exec, _| exec.hear_output(Stream::Stdout)),
+            Source::Stderr(id) => self.with_exec(id, |exec, _| exec.hear_output(Stream::Stderr)),
+            Source::Stdin(id) => self.with_exec(id, |exec, channel| {
+                exec.hear_stdin();
+                exec.feed_stdin(channel);
+            }),
+        }
+        Ok(())
+    }
+
+    /// An exec that has ended may still have an event on its way.
+    fn with_exec(&mut self, id: u32, act: impl FnOnce(&mut Exec, &mut Channel)) {
+        if let Some(exec) = self.execs.get_mut(&id) {
+            act(exec, &mut self.channel);
+        }
+    }
+
+    fn read_channel(&mut self) -> Result<(), Failure> {
+        // One read per round: output and events get their turn.
+        if !self.channel.wants_read() {
+            return Ok(());
+        }
+        match self.channel.fill().doing(|| "read from the channel".into())? {
+            Input::Bytes => {}
+            Input::Nothing => return Ok(()),
+            Input::Gone => return Err(Failure::new("the host closed the channel")),
+        }
+        let mut reader = std::mem::replace(&mut self.channel.reader, FrameReader::new());
+        while let Some((header, payload)) = reader.next().doing(|| "read a frame of the host".into())? {
+            let frame = HostFrame::parse(header, payload).doing(|| "read a frame of the host".into())?;
+            self.handle(header.id, frame)?;
+        }
+        self.channel.reader = reader;
+        Ok(())
+    }
+
+    fn handle(&mut self, id: u32, frame: HostFrame<'_>) -> Result<(), Failure> {
+        if let HostFrame::Configure(configure) = frame {
+            return self.configure(configure);
+        }
+        if self.configured.is_none() {
+            return Err(Failure::new("the host sent a frame before it configured this machine"));
+        }
+        match frame {
+            HostFrame::ExecBegin(begin) => self.begin(id, begin)?,
+            HostFrame::ExecText(bytes) => self.collect(id, bytes)?,
+            HostFrame::ExecStart => self.start(id)?,
+            // The rest may cross the exec's end on its way; then it means nothing.
+            HostFrame::Stdin(bytes) => {
+                if let Some(exec) = self.execs.get_mut(&id) {
+                    exec.take_stdin(bytes, &mut self.channel)
+                        .map_err(|_| Failure::new("the host sent more stdin than it was allowed"))?;
+                }
+            }
+            HostFrame::StdinEof => self.with_exec(id, Exec::end_stdin),
+            HostFrame::Signal(number) => {
+                if let Some(process) = self.execs.get(&id).and_then(Exec::first_process) {
+                    // A process that has just died needs no signal.
+                    let _ = signal(process.as_fd(), number);
+                }
+            }
+            HostFrame::KillTree => self.with_exec(id, |exec, _| exec.kill()),
+            HostFrame::Credit { stream, bytes } => {
+                self.with_exec(id, |exec, _| exec.credit(stream, bytes));
+            }
+            HostFrame::Reply(reply) => {
+                self.requests.reply(id, &reply, &mut self.channel, Instant::now());
+            }
+            HostFrame::Quiesce => self.quiesce()?,
+            HostFrame::Ping(nonce) => self.channel.send(0, &GuestFrame::Pong(nonce)),
+            _ => return Err(Failure::new("the host sent a frame that this init does not know")),
+        }
+        Ok(())
+    }
+
+    fn configure(&mut self, configure: &Configure) -> Result<(), Failure> {
+        if self.configured.is_some() {
+            return Err(Failure::new("the host configured this machine twice"));
+        }
+        self.configured = Some(configure::apply(configure, &self.workload, &self.ground)?);
+        let uname = rustix::system::uname();
+        let uptime = clock_gettime(ClockId::Boottime);
+        let ready = Ready {
+            kernel_release: uname.release().to_str().unwrap_or("unknown"),
+            uptime_ns: (uptime.tv_sec as u64).saturating_mul(1_000_000_000) + uptime.tv_nsec as u64,
+        };
+        self.channel.send(0, &GuestFrame::Ready(ready));
+        Ok(())
+    }
+
+    fn begin(&mut self, id: u32, begin: &ExecBegin) -> Result<(), Failure> {
+        if self.collecting.contains_key(&id) || self.execs.contains_key(&id) {
+            return Err(Failure::new(format!("the host began exec {id} twice")));
+        }
+        let text_len = begin.text_len.get() as usize;
+        if text_len > MAX_EXEC_TEXT || self.collecting.len() >= MAX_EXECS {
+            return Err(Failure::new(format!("the host began exec {id} beyond a limit")));
+        }
+        let promised: usize = self.collecting.values().map(|other| other.text_len).sum();
+        let refused = if self.quiet != Quiet::No {
+            Some(Errno::SHUTDOWN)
+        } else if promised + text_len > COLLECTING_BYTES
+            || self.collecting.len() + self.execs.len() >= MAX_EXECS
+        {
+            Some(Errno::AGAIN)
+        } else {
+            None
+        };
+        let collecting = Collecting {
+            program: begin.program,
+            stdin: begin.stdin != 0,
+            uid: begin.uid.get(),
+            gid: begin.gid.get(),
+            text_len: if refused.is_some() { 0 } else { text_len },
+            text: Vec::new(),
+            refused,
+        };
+        self.collecting.insert(id, collecting);
+        Ok(())
+    }
+
+    fn collect(&mut self, id: u32, bytes: &[u8]) -> Result<(), Failure> {
+        let unknown = || Failure::new(format!("the host sent texts for exec {id} that it did not begin"));
+        let collecting = self.collecting.get_mut(&id).ok_or_else(unknown)?;
+        if collecting.refused.is_some() {
+            return Ok(());
+        }
+        if collecting.text.len() + bytes.len() > collecting.text_len {
+            return Err(Failure::new(format!("the texts of exec {id} are longer than the host said")));
+        }
+        collecting.text.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn start(&mut self, id: u32) -> Result<(), Failure> {
+        let Some(collecting) = self.collecting.remove(&id) else {
+            return Err(Failure::new(format!("the host started exec {id} that it did not begin")));
+        };
+        if let Err((stage, errno)) = self.try_start(id, collecting)? {
+            let ended = ExecEnded {
+                how: ExecEnd::NotStarted,
+                stage,
+                stragglers: 0,
+                reserved: 0,
+                code: errno.raw_os_error().into(),
+            };
+            self.channel.send(id, &GuestFrame::ExecEnded(&ended));
+        }
+        Ok(())
+    }
+
+    fn try_start(&mut self, id: u32, order: Collecting) -> Result<Result<(), (Stage, Errno)>, Failure> {
+        if let Some(errno) = order.refused {
+            return Ok(Err((Stage::Spawn, errno)));
+        }
+        if order.text.len() != order.text_len {
+            return Err(Failure::new(format!("the texts of exec {id} are shorter than the host said")));
+        }
+        let text = ExecText::decode(&order.text).doing(|| format!("read the texts of exec {id}"))?;
+        let Collecting { program, stdin, uid, gid, .. } = order;
+        let oom_kills = self.workload.oom_kills();
+        let started = match start::start(&self.ground, id, Order { program, stdin, uid, gid, text }) {
+            Ok(started) => started,
+            Err(failed) => return Ok(Err(failed)),
+        };
+        let exec = Exec::new(id, started, oom_kills, &self.poll).doing(|| format!("watch exec {id}"))?;
+        self.execs.insert(id, exec);
+        Ok(Ok(()))
+    }
+
+    /// One chunk of every stream that has one, beginning after where the last round stopped.
+    fn pump_execs(&mut self) {
+        let ids: Vec<u32> =
+            self.execs.range(self.turn..).chain(self.execs.range(..self.turn)).map(|(&id, _)| id).collect();
+        for id in ids {
+            if !self.channel.takes_data() {
+                self.turn = id;
+                return;
+            }
+            self.with_exec(id, Exec::pump);
+        }
+    }
+
+    fn end_execs(&mut self) {
+        let waiting = self.execs.values().any(Exec::is_over);
+        if !waiting {
+            return;
+        }
+        let oom_kills = self.workload.oom_kills();
+        let channel = &mut self.channel;
+        self.execs.retain(|&id, exec| match exec.ended(oom_kills) {
+            Some(ended) => {
+                channel.send(id, &GuestFrame::ExecEnded(&ended));
+                false
+            }
+            None => true,
+        });
+    }
+
+    fn quiesce(&mut self) -> Result<(), Failure> {
+        if self.quiet == Quiet::No {
+            self.quiet = Quiet::Wanted { deadline: Instant::now() + QUIESCE_PATIENCE };
+            self.workload.kill().doing(|| "kill the workload".into())?;
+        }
+        Ok(())
+    }
+
+    /// Once nobody is left to write: disk written out, read-only, and said.
+    fn grow_quiet(&mut self, now: Instant) -> Result<(), Failure> {
+        let Quiet::Wanted { deadline } = self.quiet else { return Ok(()) };
+        if self.workload.is_empty() {
+            match seal_workspace() {
+                Ok(()) => {
+                    self.quiet = Quiet::Reached;
+                    self.channel.send(0, &GuestFrame::Quiesced);
+                    return Ok(());
+                }
+                Err(Errno::BUSY) => {}
+                Err(errno) => return Err(errno).doing(|| "make /workspace read-only".into()),
+            }
+        }
+        if now > deadline {
+            return Err(Failure::new("failed to quiesce: the workload or its files did not go away"));
+        }
+        Ok(())
+    }
+
+    /// Says why, if the host still listens, and ends the machine.
+    fn stop(&mut self, failure: &Failure) -> ! {
+        let _ = self.workload.kill();
+        let text = failure.to_string();
+        last::console(&text);
+        let text = text.as_bytes();
+        self.channel.send(0, &GuestFrame::Fatal(text.get(..MAX_TEXT).unwrap_or(text)));
+        let end = Instant::now() + LAST_WORDS_PATIENCE;
+        while !self.channel.is_gone() && Instant::now() < end {
+            self.channel.wake();
+            if self.channel.flush().is_err() || self.channel.waiting() == 0 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = seal_workspace();
+        last::restart()
+    }
+}
+
+/// Writes the workload's disk out and makes it read-only, for everybody.
+fn seal_workspace() -> Result<(), Errno> {
+    let root = open(WORKSPACE, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    syncfs(&root)?;
+    drop(root);
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount_remount(WORKSPACE, flags, "")
+}

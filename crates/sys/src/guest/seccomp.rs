@@ -1,0 +1,280 @@
+//! From a table of refused system calls to the kernel's filter.
+//!
+//! What it is for: [`Filter::compile`] turns rules into a classic BPF program,
+//! [`Filter::install`] puts it on the calling thread. The table itself is
+//! policy and lies with its caller.
+//! What it guarantees: another machine's calls (32-bit ones on x86-64) end the
+//! process, calls beyond the newest that the table's writer knew (the x32 ABI
+//! is far beyond) are answered as not implemented, and a rule's argument tests
+//! all hold where it applies; the first rule that applies decides.
+//! What it does not: look behind pointers, which no such filter can.
+//!
+//! ```text
+//! ld arch; not ours -> kill         ld nr; nr > newest -> ENOSYS
+//! per rule:   jeq nr, body, next
+//!     body:   per test: ld arg; and mask; jeq value.. -> next test | end
+//!             ret errno
+//!     end:    ld nr                 (a test has overwritten it)
+//! ret allow
+//! ```
+
+use std::io;
+
+/// What a rule answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The call fails with this errno.
+    Errno(i32),
+}
+
+/// A test of one argument: whether its low 32 bits, masked, are among `values`.
+///
+/// The kernel itself looks at 32 bits of every argument that the table tests
+/// (`int`, `unsigned int`, and clone flags through `lower_32_bits`).
+#[derive(Clone, Copy, Debug)]
+pub struct Argument {
+    /// Which argument, from 0 to 5.
+    pub index: u8,
+    /// Bits that count.
+    pub mask: u32,
+    /// The values.
+    pub values: &'static [u32],
+    /// `true`: the rule applies where the value is among them; `false`: where it is not.
+    pub among: bool,
+}
+
+/// A system call that is refused, always or where all of `when` hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    /// Its number.
+    pub call: libc::c_long,
+    /// Tests; none: always.
+    pub when: &'static [Argument],
+    /// The answer.
+    pub verdict: Verdict,
+}
+
+/// Why a table does not compile: a mistake of its writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilterError {
+    /// More instructions than the kernel takes, or a jump that is too long.
+    TooLong,
+    /// A system call number or argument index that does not exist, or a test of no value.
+    Number,
+}
+
+impl std::fmt::Display for FilterError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FilterError::TooLong => "the seccomp table is too long",
+            FilterError::Number => "the seccomp table names a call or argument that does not exist",
+        })
+    }
+}
+
+impl std::error::Error for FilterError {}
+
+/// A compiled filter.
+#[derive(Debug)]
+pub struct Filter {
+    program: Vec<libc::sock_filter>,
+}
+
+/// `AUDIT_ARCH_X86_64`: EM_X86_64, 64 bit, little-endian.
+const AUDIT_ARCH: u32 = 0xC000_003E;
+/// Offsets in `struct seccomp_data`.
+const NR: u32 = 0;
+const ARCH: u32 = 4;
+const ARGS: u32 = 16;
+/// `BPF_MAXINSNS`.
+const MAX_INSTRUCTIONS: usize = 4096;
+
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const JUMP_GREATER: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+const fn op(code: u16, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt: 0, jf: 0, k }
+}
+
+const fn jump(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+const fn refusal(errno: i32) -> libc::sock_filter {
+    op(RETURN, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
+}
+
+impl Filter {
+    /// Compiles `rules`; calls above `newest` are not implemented.
+    ///
+    /// # Errors
+    /// The table is wrong.
+    pub fn compile(newest: libc::c_long, rules: &[Rule]) -> Result<Filter, FilterError> {
+        let number = |call| u32::try_from(call).map_err(|_| FilterError::Number);
+        let mut program = vec![
+            op(LOAD, ARCH),
+            jump(JUMP_EQUAL, AUDIT_ARCH, 1, 0),
+            op(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+            op(LOAD, NR),
+            jump(JUMP_GREATER, number(newest)?, 0, 1),
+            refusal(libc::ENOSYS),
+        ];
+        for rule in rules {
+            let body = body(rule)?;
+            let skip = u8::try_from(body.len()).map_err(|_| FilterError::TooLong)?;
+            program.push(jump(JUMP_EQUAL, number(rule.call)?, 0, skip));
+            program.extend(body);
+        }
+        program.push(op(RETURN, libc::SECCOMP_RET_ALLOW));
+        if program.len() > MAX_INSTRUCTIONS {
+            return Err(FilterError::TooLong);
+        }
+        Ok(Filter { program })
+    }
+
+    /// Puts the filter on the calling thread, for good, its children and what it executes.
+    ///
+    /// # Errors
+    /// The kernel's; `EACCES` without no-new-privileges.
+    pub fn install(&self) -> io::Result<()> {
+        let program = libc::sock_fprog {
+            len: self.program.len() as libc::c_ushort,
+            filter: self.program.as_ptr().cast_mut(),
+        };
+        // SAFETY: `program` names `len` instructions that live through the call; the kernel copies and
+        // checks them and writes nothing.
+        let result =
+            unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+/// The instructions after a rule's number has matched.
+fn body(rule: &Rule) -> Result<Vec<libc::sock_filter>, FilterError> {
+    let Verdict::Errno(errno) = rule.verdict;
+    if rule.when.is_empty() {
+        return Ok(vec![refusal(errno)]);
+    }
+    let length: usize = rule.when.iter().map(|test| 2 + test.values.len()).sum::<usize>() + 1;
+    let mut out = Vec::new();
+    for test in rule.when {
+        if test.index > 5 || test.values.is_empty() {
+            return Err(FilterError::Number);
+        }
+        // Little-endian: the low half comes first.
+        out.push(op(LOAD, ARGS + 8 * u32::from(test.index)));
+        out.push(op(AND, test.mask));
+        let test_end = out.len() + test.values.len();
+        for (position, &value) in test.values.iter().enumerate() {
+            let here = out.len() + 1;
+            let to = |target: usize| u8::try_from(target - here).map_err(|_| FilterError::TooLong);
+            let last = position + 1 == test.values.len();
+            let (hit, miss) = if test.among {
+                (to(test_end)?, if last { to(length)? } else { 0 })
+            } else {
+                (to(length)?, 0)
+            };
+            out.push(jump(JUMP_EQUAL, value, hit, miss));
+        }
+    }
+    out.push(refusal(errno));
+    out.push(op(LOAD, NR));
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the program as the kernel would; gives its return value.
+    fn run(filter: &Filter, arch: u32, nr: u32, args: [u32; 6]) -> u32 {
+        let (mut pc, mut acc) = (0, 0);
+        loop {
+            let i = filter.program[pc];
+            pc += 1;
+            match i.code {
+                LOAD if i.k == NR => acc = nr,
+                LOAD if i.k == ARCH => acc = arch,
+                LOAD => acc = args[((i.k - ARGS) / 8) as usize],
+                AND => acc &= i.k,
+                JUMP_EQUAL => pc += usize::from(if acc == i.k { i.jt } else { i.jf }),
+                JUMP_GREATER => pc += usize::from(if acc > i.k { i.jt } else { i.jf }),
+                RETURN => return i.k,
+                other => panic!("instruction {other}"),
+            }
+        }
+    }
+
+    const RULES: &[Rule] = &[
+        Rule { call: 10, when: &[], verdict: Verdict::Errno(1) },
+        Rule {
+            call: 20,
+            when: &[
+                Argument { index: 0, mask: !0, values: &[2, 10], among: true },
+                Argument { index: 1, mask: 0xf, values: &[3, 10], among: true },
+            ],
+            verdict: Verdict::Errno(2),
+        },
+        Rule {
+            call: 20,
+            when: &[Argument { index: 0, mask: !0, values: &[1, 2, 10], among: false }],
+            verdict: Verdict::Errno(3),
+        },
+        Rule {
+            call: 30,
+            when: &[Argument { index: 2, mask: 0x30, values: &[0], among: false }],
+            verdict: Verdict::Errno(4),
+        },
+        Rule { call: 31, when: &[], verdict: Verdict::Errno(5) },
+    ];
+
+    fn answer(nr: u32, args: [u32; 6]) -> Option<u32> {
+        let filter = Filter::compile(100, RULES).unwrap();
+        match run(&filter, AUDIT_ARCH, nr, args) {
+            libc::SECCOMP_RET_ALLOW => None,
+            other => Some(other & 0xffff),
+        }
+    }
+
+    #[test]
+    fn rules_apply_where_all_their_tests_hold_and_nowhere_else() {
+        assert_eq!(answer(9, [0; 6]), None);
+        assert_eq!(answer(10, [0; 6]), Some(1));
+        assert_eq!(answer(20, [2, 3 | 0x800, 0, 0, 0, 0]), Some(2));
+        assert_eq!(answer(20, [10, 10, 0, 0, 0, 0]), Some(2));
+        assert_eq!(answer(20, [2, 1, 0, 0, 0, 0]), None);
+        assert_eq!(answer(20, [1, 3, 0, 0, 0, 0]), None);
+        assert_eq!(answer(20, [17, 1, 0, 0, 0, 0]), Some(3));
+        assert_eq!(answer(30, [0, 0, 0x20, 0, 0, 0]), Some(4));
+        assert_eq!(answer(30, [0, 0, 0x40, 0, 0, 0]), None);
+        assert_eq!(answer(31, [0; 6]), Some(5));
+    }
+
+    #[test]
+    fn other_machines_and_unknown_calls_get_nowhere() {
+        let filter = Filter::compile(100, RULES).unwrap();
+        let i386 = 0x4000_0003;
+        assert_eq!(run(&filter, i386, 9, [0; 6]), libc::SECCOMP_RET_KILL_PROCESS);
+        assert_eq!(answer(100, [0; 6]), None);
+        assert_eq!(answer(101, [0; 6]), Some(libc::ENOSYS as u32));
+        let x32 = 0x4000_0000;
+        assert_eq!(answer(x32 | 10, [0; 6]), Some(libc::ENOSYS as u32));
+    }
+
+    #[test]
+    fn wrong_tables_do_not_compile() {
+        let index = Rule {
+            call: 1,
+            when: &[Argument { index: 6, mask: 0, values: &[], among: true }],
+            verdict: Verdict::Errno(1),
+        };
+        assert_eq!(Filter::compile(1, &[index]).err(), Some(FilterError::Number));
+        let negative = Rule { call: -1, when: &[], verdict: Verdict::Errno(1) };
+        assert_eq!(Filter::compile(1, &[negative]).err(), Some(FilterError::Number));
+        let rule = Rule { call: 1, when: &[], verdict: Verdict::Errno(1) };
+        assert_eq!(Filter::compile(1, &vec![rule; 4096]).err(), Some(FilterError::TooLong));
+    }
+}
