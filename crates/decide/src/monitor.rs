@@ -16,12 +16,15 @@
 //! [`metadata_digest`]s. A rename is two RENAMEs: the old name to zero, the new one
 //! from zero. Something that changes nothing is no mutation and can't be made one.
 //!
+//! Paths are compared in NFC, as a record spells them.
+//!
 //! Mutations come from the host's reading of the disk, never from the guest. The
 //! monitor remembers at most [`MAX_TRACKED`] names; more are judged without memory.
 
 use hotcell_ledger::{Digest, FileOp};
 use hotcell_policy::{CapabilityPolicy, CleanPath, EnvironmentBaseline, PathPolicy, Region, WriteGrant};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 /// Names whose last content is remembered. At PATH_MAX each this is 256 MiB at worst, and some 8 MiB in practice.
 pub const MAX_TRACKED: usize = 65_536;
@@ -68,7 +71,8 @@ impl Mutation {
         if !fits {
             return Err(MutationError::Shape(op));
         }
-        let path = CleanPath::clean(path).map_err(|error| format!("{path:?}: {error}"));
+        let path =
+            CleanPath::clean(path).map(|path| path.to_nfc()).map_err(|error| format!("{path:?}: {error}"));
         Ok(Mutation { op, path, before, after })
     }
 }
@@ -91,7 +95,7 @@ pub struct Monitor {
     paths: PathPolicy,
     capabilities: CapabilityPolicy,
     known: BTreeMap<CleanPath, Digest>,
-    copied_in: BTreeMap<CleanPath, Digest>,
+    copied_in: BTreeMap<String, Digest>,
 }
 
 impl Monitor {
@@ -107,7 +111,7 @@ impl Monitor {
             .flat_map(EnvironmentBaseline::entries)
             .filter(|(path, _)| paths.region(path) == Region::Mutable)
             .take(MAX_TRACKED)
-            .map(|(path, entry)| (path.clone(), entry.content))
+            .map(|(path, entry)| (path.to_nfc(), entry.content))
             .collect();
         Monitor {
             paths: paths.clone(),
@@ -122,7 +126,7 @@ impl Monitor {
         if let Ok(path) = CleanPath::clean(path)
             && self.copied_in.len() < MAX_TRACKED
         {
-            self.copied_in.insert(path, content);
+            self.copied_in.insert(path.to_nfc().as_str().to_owned(), content);
         }
     }
 
@@ -156,7 +160,12 @@ impl Monitor {
 
     /// Whether the host's copying explains it: the content itself, or a directory on the way to it.
     fn is_copied_in(&self, path: &CleanPath, after: Digest) -> bool {
-        self.copied_in.get(path) == Some(&after)
-            || (after == Digest::of(b"") && self.copied_in.keys().any(|copied| copied.is_within(path)))
+        let below = format!("{path}/");
+        let on_the_way = || {
+            let mut later =
+                self.copied_in.range::<str, _>((Bound::Included(below.as_str()), Bound::Unbounded));
+            later.next().is_some_and(|(copied, _)| copied.starts_with(&below))
+        };
+        self.copied_in.get(path.as_str()) == Some(&after) || (after == Digest::of(b"") && on_the_way())
     }
 }

@@ -206,19 +206,48 @@ fn a_timeout_is_no_kill() {
 }
 
 #[test]
-fn what_the_host_copied_in_is_explained() {
-    let mut run = Script::started(spec_with(|p| p.capabilities.write_trees.clear()));
-    for name in ["a", "b", "c"] {
-        run.fact(HostFact::Copied {
-            direction: hotcell_decide::Direction::In,
-            path: format!("/workspace/in/{name}"),
-            bytes: 1,
-            digest: hotcell_ledger::Digest::of(name.as_bytes()),
-            mode: 0o644,
-        });
+fn what_the_host_copied_in_is_explained_and_nothing_else() {
+    let copied = |name: &str| HostFact::Copied {
+        direction: hotcell_decide::Direction::In,
+        path: format!("/workspace/in/{name}"),
+        bytes: 1,
+        digest: hotcell_ledger::Digest::of(name.as_bytes()),
+        mode: 0o644,
+    };
+    let nothing_granted = || Script::started(spec_with(|p| p.capabilities.write_trees.clear()));
+    let mut run = nothing_granted();
+    // The last is spelt with a combining accent; a record spells it composed.
+    let names = ["a", "b", "c", "e\u{301}"];
+    names.iter().for_each(|name| run.fact(copied(name)));
+    run.host(Payload::FileMutation {
+        op: FileOp::Create,
+        path: "/workspace/in".into(),
+        before: hotcell_ledger::Digest::ZERO,
+        after: hotcell_ledger::Digest::of(b""),
+    });
+    for name in names {
         run.mutate(FileOp::Create, &format!("/workspace/in/{name}"), b"", name.as_bytes());
     }
     assert_eq!(run.close().verdict, Verdict::Allowed);
+
+    let mut changed = nothing_granted();
+    for name in ["a", "b", "c"] {
+        changed.fact(copied(name));
+        changed.mutate(FileOp::Create, &format!("/workspace/in/{name}"), b"", b"something else");
+    }
+    assert_eq!(changed.reasons(), ["mutation_burst", "mutation_ewma"]);
+}
+
+#[test]
+fn a_grant_holds_however_its_accents_are_spelt() {
+    for spelt in ["/workspace/e\u{301}", "/workspace/\u{e9}"] {
+        let mut run = Script::started(spec_with(|p| p.capabilities.write_trees = vec![spelt.into()]));
+        for name in 0..5 {
+            assert!(matches!(run.ask(Capability::FileWrite, "/workspace/e\u{301}/x"), Decision::Allow(_)));
+            run.mutate(FileOp::Create, &format!("/workspace/e\u{301}/{name}"), b"", b"x");
+        }
+        assert_eq!(run.close().verdict, Verdict::Allowed);
+    }
 }
 
 #[test]

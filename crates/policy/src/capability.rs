@@ -136,7 +136,7 @@ impl CapabilityPolicy {
                              only paths in /workspace, /tmp, /run and /dev/shm can"
                         ),
                     ),
-                    Ok(path) => kept.push(path),
+                    Ok(path) => kept.push(path.to_nfc()),
                 }
             }
             kept.sort();
@@ -160,8 +160,9 @@ impl CapabilityPolicy {
         policy
     }
 
-    /// What grants writing this path.
+    /// What grants writing this path. Compared in NFC, since that is how a record spells what was written.
     pub fn write_grant(&self, path: &CleanPath) -> WriteGrant {
+        let path = &path.to_nfc();
         if self.write.contains(path) {
             WriteGrant::Exact
         } else if self.write_trees.iter().any(|tree| path.is_within(tree)) {
@@ -198,12 +199,12 @@ impl CapabilityPolicy {
         }
     }
 
-    /// The exact paths that may be written, sorted.
+    /// The exact paths that may be written, in NFC, sorted.
     pub fn write(&self) -> &[CleanPath] {
         &self.write
     }
 
-    /// The trees that may be written, sorted.
+    /// The trees that may be written, in NFC, sorted.
     pub fn write_trees(&self) -> &[CleanPath] {
         &self.write_trees
     }

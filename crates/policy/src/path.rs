@@ -10,6 +10,7 @@
 //! by device, so a link never turns a permitted write into a forbidden one.
 
 use core::fmt;
+use hotcell_ledger::NfcString;
 use serde::{Serialize, Serializer};
 
 /// Linux's PATH_MAX.
@@ -67,6 +68,11 @@ impl CleanPath {
     /// The path.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The path as a record spells it: in Unicode NFC. Two names that differ in this alone are one in a record.
+    pub fn to_nfc(&self) -> CleanPath {
+        CleanPath(NfcString::new(&self.0).as_str().to_owned())
     }
 
     /// Whether this path is `tree` or lies below it; `/workspacefoo` is not below `/workspace`.
