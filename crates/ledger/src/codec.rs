@@ -69,6 +69,7 @@ impl Payload {
         }
     }
 
+    #[inline]
     fn decode(event_type: EventType, bytes: &[u8]) -> Result<Payload, DecodeError> {
         let mut fields = Fields(bytes);
         let payload = match event_type {
@@ -193,6 +194,7 @@ impl Event {
     }
 
     /// The event that these bytes begin with, and how many of them it takes.
+    #[inline]
     pub fn decode_prefix(bytes: &[u8]) -> Result<(Event, usize), DecodeError> {
         let payload_len = Event::payload_len_of_header(bytes)?;
         let short = DecodeError::ShortHeader { have: bytes.len() };
@@ -213,6 +215,7 @@ impl Event {
 
     /// Checks what a header alone can show, and returns how long the payload behind it is: at most
     /// [`MAX_PAYLOAD_LEN`], so that a reader knows how much to fetch before it fetches it.
+    #[inline]
     pub(crate) fn payload_len_of_header(bytes: &[u8]) -> Result<usize, DecodeError> {
         let header: &[u8; EVENT_HEADER_LEN] =
             bytes.first_chunk().ok_or(DecodeError::ShortHeader { have: bytes.len() })?;

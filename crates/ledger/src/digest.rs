@@ -36,8 +36,8 @@ impl Domain {
     }
 }
 
-/// A BLAKE3-256 digest.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A BLAKE3-256 digest; by default [`Digest::ZERO`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Digest([u8; 32]);
 
 impl Digest {

@@ -167,6 +167,8 @@ impl IdSet {
 #[derive(Clone, Debug)]
 pub struct Lineage {
     live: HashSet<u64>,
+    /// An actor that is live: most events are by the same one as the event before.
+    known_live: Option<u64>,
     exited: IdSet,
     last_sequence: Option<u64>,
     last_actor: ActorId,
@@ -186,6 +188,7 @@ impl Lineage {
     pub fn new() -> Lineage {
         Lineage {
             live: HashSet::new(),
+            known_live: None,
             exited: IdSet::default(),
             last_sequence: None,
             last_actor: ActorId::HOST,
@@ -196,8 +199,9 @@ impl Lineage {
     }
 
     /// Whether the actor spawned and has not exited.
+    #[inline]
     pub fn is_live(&self, actor: ActorId) -> bool {
-        self.live.contains(&actor.get())
+        self.known_live == Some(actor.get()) || self.live.contains(&actor.get())
     }
 
     /// Whether the actor spawned and exited.
@@ -286,9 +290,11 @@ impl Lineage {
                     self.live.insert(actor.get());
                 }
                 Payload::ProcessExit { .. } if matches!(faults, [None, None]) => {
+                    self.known_live = None;
                     self.live.remove(&actor.get());
                     self.exited.insert(actor.get());
                 }
+                _ if matches!(faults, [None, None]) => self.known_live = Some(actor.get()),
                 _ => {}
             }
         }

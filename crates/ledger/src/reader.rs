@@ -99,6 +99,7 @@ impl<R: Read> LedgerReader<R> {
     }
 
     /// What comes next; `None` at the end and after an error.
+    #[inline]
     pub fn next_entry(&mut self) -> Result<Option<Entry>, ReadError> {
         if self.failed {
             return Ok(None);
@@ -109,6 +110,7 @@ impl<R: Read> LedgerReader<R> {
         entry
     }
 
+    #[inline]
     fn admit(&mut self, item: Item) -> Result<Entry, ReadError> {
         let height = self.checkpoint.height;
         match item {

@@ -146,6 +146,7 @@ impl<R: Read> Scanner<R> {
     }
 
     /// The next item; `None` at the end. Errors are the source's.
+    #[inline]
     pub fn next_item(&mut self) -> io::Result<Option<Item>> {
         match self.state {
             State::Boundary => self.at_boundary(),
@@ -202,6 +203,7 @@ impl<R: Read> Scanner<R> {
         }
     }
 
+    #[inline]
     fn in_block(&mut self, block: BlockStart) -> io::Result<Option<Item>> {
         match self.event()? {
             Ok((event, len)) => {
@@ -254,6 +256,7 @@ impl<R: Read> Scanner<R> {
     }
 
     /// The event at this position, and its length; not consumed.
+    #[inline]
     fn event(&mut self) -> io::Result<Result<(Event, usize), DecodeError>> {
         self.want(EVENT_HEADER_LEN)?;
         let payload_len = match Event::payload_len_of_header(self.bytes()) {
@@ -264,10 +267,12 @@ impl<R: Read> Scanner<R> {
         Ok(Event::decode_prefix(self.bytes()))
     }
 
+    #[inline]
     fn bytes(&self) -> &[u8] {
         self.buffer.get(self.start..self.end).unwrap_or_default()
     }
 
+    #[inline]
     fn consume(&mut self, len: usize) {
         self.start += len;
         self.offset += u64::try_from(len).unwrap_or(0);
