@@ -1,4 +1,355 @@
-//! placeholder
+//! The unpacker: a tar stream on stdin becomes a tree below the working directory.
+//!
+//! The attack: a name or link in the archive, or a link that the workload puts
+//! in place while this runs, leads a write out of the tree. Every path is
+//! therefore resolved by the kernel below one directory, through no symbolic
+//! link at all, and the last step is taken relative to an open parent.
+//!
+//! What it guarantees: nothing outside the working directory is touched; a
+//! file is either whole or missing, since it is written under a temporary
+//! name; modes (without set-id bits) and times are the archive's; links lead
+//! to places inside the tree.
+//! What it does not: owners (all is the workload's), devices, FIFOs, sockets.
+//! Who may call: `confine`, in a child that is already walled in.
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, futimens, linkat, mkdirat,
+    open, openat, openat2, renameat, statat, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use tar::{Archive, Entry, EntryType};
+
+/// Where a file grows until it is whole. One process unpacks one file at a time.
+const PARTIAL: &str = ".hotcell-partial";
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Unpacks stdin; gives the exit code. Errors go to stderr, the first one ends it.
 pub(crate) fn run() -> i32 {
-    0
+    let root = match open(".", DIRECTORY, Mode::empty()) {
+        Ok(root) => root,
+        Err(error) => return failed(&format!("failed to open the target directory: {error}")),
+    };
+    let mut input = io::stdin().lock();
+    let unpacked = unpack(&mut input, root);
+    // What follows the archive's end is read to its end: a writer must not be stopped half-way.
+    let drained = io::copy(&mut input, &mut io::sink());
+    match (unpacked, drained) {
+        (Ok(()), Ok(_)) => 0,
+        (Err(why), _) => failed(&why),
+        (_, Err(error)) => failed(&format!("failed to read the archive: {error}")),
+    }
+}
+
+fn failed(why: &str) -> i32 {
+    let _ = writeln!(io::stderr(), "hotcell-unpack: {why}");
+    1
+}
+
+fn unpack(input: &mut impl Read, root: OwnedFd) -> Result<(), String> {
+    let mut archive = Archive::new(input);
+    let entries = archive.entries().map_err(|error| format!("failed to read the archive: {error}"))?;
+    let mut tree = Tree { root, directories: Vec::new() };
+    for entry in entries {
+        let mut entry = entry.map_err(|error| format!("failed to read the archive: {error}"))?;
+        let shown = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        tree.place(&mut entry).map_err(|why| format!("failed to unpack {shown:?}: {why}"))?;
+    }
+    tree.finish().map_err(|why| format!("failed to set a directory's mode or time: {why}"))
+}
+
+/// The tree that grows, and the directories whose mode and time come last:
+/// else a read-only one could not be filled, and filling changes the time.
+struct Tree {
+    root: OwnedFd,
+    directories: Vec<(Vec<u8>, u32, Timestamps)>,
+}
+
+impl Tree {
+    fn place(&mut self, entry: &mut Entry<'_, impl Read>) -> Result<(), String> {
+        let path = components(&entry.path_bytes())?;
+        let mode = entry.header().mode().map_err(text)? & 0o777;
+        let times = times(entry.header().mtime().map_err(text)?);
+        let kind = entry.header().entry_type();
+        let Some((name, parents)) = path.split_last() else {
+            // The tree's own root: its mode and time are its owner's business.
+            return if kind == EntryType::Directory { Ok(()) } else { Err("it has no name".into()) };
+        };
+        let parent = self.parent(parents)?;
+        let name = OsStr::from_bytes(name);
+        match kind {
+            EntryType::Directory => {
+                make_directory(&parent, name)?;
+                self.directories.push((path.join(&b'/'), mode, times));
+            }
+            EntryType::Regular | EntryType::Continuous => {
+                remove(&parent, name)?;
+                write_file(&parent, name, entry, mode, &times)?;
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().ok_or("it is a link without a target")?;
+                stays_inside(parents.len(), &target)?;
+                remove(&parent, name)?;
+                symlinkat(OsStr::from_bytes(&target), &parent, name).map_err(text)?;
+                utimensat(&parent, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(text)?;
+            }
+            EntryType::Link => {
+                let target = entry.link_name_bytes().ok_or("it is a link without a target")?;
+                let target = components(&target)?;
+                let (from, directories) = target.split_last().ok_or("it is a link to the root")?;
+                let directory = self.open_below(&directories.join(&b'/'))?;
+                remove(&parent, name)?;
+                linkat(&directory, OsStr::from_bytes(from), &parent, name, AtFlags::empty()).map_err(text)?;
+            }
+            EntryType::XGlobalHeader => {}
+            _ => return Err("it is neither file, directory nor link".into()),
+        }
+        Ok(())
+    }
+
+    /// The directory that an entry goes into, made where it is missing.
+    fn parent(&self, parents: &[Vec<u8>]) -> Result<OwnedFd, String> {
+        let mut directory = self.open_below(b"")?;
+        for (depth, name) in parents.iter().enumerate() {
+            let name = OsStr::from_bytes(name);
+            directory = match openat(&directory, name, DIRECTORY, Mode::empty()) {
+                Err(Errno::NOENT) => {
+                    make_directory(&directory, name)?;
+                    openat(&directory, name, DIRECTORY, Mode::empty())
+                }
+                other => other,
+            }
+            .map_err(|error| {
+                format!("its directory at depth {depth} can't be used (links are not followed): {error}")
+            })?;
+        }
+        Ok(directory)
+    }
+
+    fn open_below(&self, path: &[u8]) -> Result<OwnedFd, String> {
+        let path = if path.is_empty() { b"." } else { path };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(&self.root, OsStr::from_bytes(path), DIRECTORY, Mode::empty(), resolve).map_err(text)
+    }
+
+    fn finish(self) -> Result<(), String> {
+        // Deepest last come first: closing a parent to its owner would lock its children out.
+        for (path, mode, times) in self.directories.iter().rev() {
+            let directory = self.open_below(path)?;
+            futimens(&directory, times).map_err(text)?;
+            fchmod(&directory, Mode::from_raw_mode(*mode)).map_err(text)?;
+        }
+        Ok(())
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn times(seconds: u64) -> Timestamps {
+    let time = Timespec { tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX), tv_nsec: 0 };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+/// A relative path without `..`, in pieces; `.` and doubled slashes are nothing.
+fn components(path: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    if path.first() == Some(&b'/') {
+        return Err("its name is absolute".into());
+    }
+    if path.contains(&0) {
+        return Err("its name has a NUL byte".into());
+    }
+    let pieces = path.split(|&byte| byte == b'/').filter(|piece| !matches!(piece, [] | [b'.']));
+    pieces
+        .map(|piece| if piece == b".." { Err("its name has `..`".into()) } else { Ok(piece.to_vec()) })
+        .collect()
+}
+
+/// Whether a symbolic link in a directory `depth` below the root leads to a place in the tree, by its text.
+///
+/// `..` is taken at the start only, where the directories are real ones: after a name it would be the
+/// parent of wherever that name, if a link, leads (`a -> .`, `b -> a/..`).
+fn stays_inside(depth: usize, target: &[u8]) -> Result<(), String> {
+    if target.is_empty() || target.first() == Some(&b'/') {
+        return Err("it is a link to an absolute or empty path".into());
+    }
+    let mut pieces = target.split(|&byte| byte == b'/').filter(|piece| !matches!(piece, [] | [b'.']));
+    let up = pieces.by_ref().take_while(|piece| *piece == b"..").count();
+    if up > depth || pieces.any(|piece| piece == b"..") {
+        return Err("it is a link out of the tree".into());
+    }
+    Ok(())
+}
+
+fn make_directory(parent: &OwnedFd, name: &OsStr) -> Result<(), String> {
+    match mkdirat(parent, name, Mode::RWXU) {
+        Err(Errno::EXIST) => {
+            let there = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(text)?;
+            match FileType::from_raw_mode(there.st_mode) {
+                FileType::Directory => Ok(()),
+                _ => Err("something that is no directory is in its place".into()),
+            }
+        }
+        other => other.map_err(text),
+    }
+}
+
+/// Makes way for a file or link; a directory is not removed.
+fn remove(parent: &OwnedFd, name: &OsStr) -> Result<(), String> {
+    match unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(format!("what is in its place can't be removed: {error}")),
+    }
+}
+
+fn write_file(
+    parent: &OwnedFd,
+    name: &OsStr,
+    entry: &mut Entry<'_, impl Read>,
+    mode: u32,
+    times: &Timestamps,
+) -> Result<(), String> {
+    let size = entry.size();
+    remove(parent, PARTIAL.as_ref())?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(parent, PARTIAL, flags, Mode::RUSR | Mode::WUSR).map_err(text)?;
+    let mut file = File::from(file);
+    let whole = io::copy(entry, &mut file).map_err(text).and_then(|written| {
+        if written != size {
+            return Err("the archive ends within it".into());
+        }
+        futimens(file.as_fd(), times).map_err(text)?;
+        fchmod(file.as_fd(), Mode::from_raw_mode(mode)).map_err(text)?;
+        renameat(parent, PARTIAL, parent, name).map_err(text)
+    });
+    if whole.is_err() {
+        let _ = unlinkat(parent, PARTIAL, AtFlags::empty());
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use std::path::{Path, PathBuf};
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Scratch {
+            let path = std::env::temp_dir().join(format!("hotcell-unpack-{}-{name}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(path.join("in")).unwrap();
+            Scratch(path)
+        }
+
+        fn unpack(&self, archive: &[u8]) -> Result<(), String> {
+            let root = open(self.0.join("in"), DIRECTORY, Mode::empty()).unwrap();
+            unpack(&mut &*archive, root)
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.join("in").join(name)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A header with the name put in by force, since the builder refuses bad ones.
+    fn archive(entries: &[(&str, EntryType, &str, &[u8])]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, kind, link, data) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_mode(if *kind == EntryType::Directory { 0o555 } else { 0o6640 });
+            header.set_mtime(1_000_000_000);
+            header.set_size(data.len() as u64);
+            let old = header.as_old_mut();
+            old.name[..name.len()].copy_from_slice(name.as_bytes());
+            old.linkname[..link.len()].copy_from_slice(link.as_bytes());
+            header.set_cksum();
+            builder.append(&header, *data).unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    #[test]
+    fn a_tree_comes_out_with_modes_times_and_links() {
+        let scratch = Scratch::new("tree");
+        let bytes = archive(&[
+            ("d/", EntryType::Directory, "", b""),
+            ("d/file", EntryType::Regular, "", b"content"),
+            ("d/link", EntryType::Symlink, "../d/file", b""),
+            ("hard", EntryType::Link, "d/file", b""),
+            ("deep/er/file", EntryType::Regular, "", b""),
+        ]);
+        scratch.unpack(&bytes).unwrap();
+        let file = std::fs::metadata(scratch.path("d/file")).unwrap();
+        assert_eq!((file.permissions().mode() & 0o7777, file.mtime()), (0o640, 1_000_000_000));
+        assert_eq!(std::fs::read(scratch.path("d/link")).unwrap(), b"content");
+        assert_eq!(std::fs::metadata(scratch.path("hard")).unwrap().ino(), file.ino());
+        let directory = std::fs::metadata(scratch.path("d")).unwrap();
+        assert_eq!((directory.permissions().mode() & 0o777, directory.mtime()), (0o555, 1_000_000_000));
+        std::fs::set_permissions(scratch.path("d"), PermissionsExt::from_mode(0o755)).unwrap();
+        assert!(scratch.path("deep/er/file").exists());
+    }
+
+    #[test]
+    fn nothing_leaves_the_tree() {
+        let scratch = Scratch::new("escape");
+        std::fs::write(scratch.0.join("outside"), b"safe").unwrap();
+        symlink(&scratch.0, scratch.path("planted")).unwrap();
+        for (name, kind, link) in [
+            ("../outside", EntryType::Regular, ""),
+            ("/tmp/outside", EntryType::Regular, ""),
+            ("a/../../outside", EntryType::Regular, ""),
+            ("planted/outside", EntryType::Regular, ""),
+            ("planted/new/outside", EntryType::Directory, ""),
+            ("s", EntryType::Symlink, "../outside"),
+            ("a/s", EntryType::Symlink, "../../outside"),
+            ("s", EntryType::Symlink, "/etc/passwd"),
+            ("s", EntryType::Symlink, "a/.."),
+            ("d/s", EntryType::Symlink, "../a/../.."),
+            ("h", EntryType::Link, "../outside"),
+            ("h", EntryType::Link, "planted/outside"),
+            ("null", EntryType::Char, ""),
+            ("fifo", EntryType::Fifo, ""),
+        ] {
+            let result = scratch.unpack(&archive(&[(name, kind, link, b"evil")]));
+            assert!(result.is_err(), "{name} {kind:?} {link}");
+        }
+        assert_eq!(std::fs::read(scratch.0.join("outside")).unwrap(), b"safe");
+        let outside: Vec<_> = std::fs::read_dir(&scratch.0).unwrap().collect();
+        assert_eq!(outside.len(), 2);
+    }
+
+    #[test]
+    fn a_link_in_a_files_place_is_replaced_and_not_followed() {
+        let scratch = Scratch::new("replace");
+        std::fs::write(scratch.0.join("outside"), b"safe").unwrap();
+        symlink("../outside", scratch.path("file")).unwrap();
+        scratch.unpack(&archive(&[("file", EntryType::Regular, "", b"new")])).unwrap();
+        assert_eq!(std::fs::read(scratch.0.join("outside")).unwrap(), b"safe");
+        assert_eq!(std::fs::read(scratch.path("file")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn a_cut_archive_leaves_no_partial_file() {
+        let scratch = Scratch::new("cut");
+        let whole = archive(&[("file", EntryType::Regular, "", &[7; 2000])]);
+        assert!(scratch.unpack(&whole[..1000]).is_err());
+        assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 0);
+        assert!(Path::new(&scratch.0).exists());
+    }
 }
