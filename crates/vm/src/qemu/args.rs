@@ -46,7 +46,7 @@ pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -
     for (set, name, fd, options) in [
         (1, "root", fds.root, "read-only=on"),
         // The overlay dies with the machine: flushing it to the host's disk serves nobody.
-        (2, "workspace", fds.workspace, "read-only=off,cache.no-flush=on,discard=unmap"),
+        (2, "overlay", fds.workspace, "read-only=off,cache.no-flush=on,discard=unmap"),
     ] {
         put(&["-add-fd", &format!("fd={fd},set={set},opaque={name}")]);
         let node =
