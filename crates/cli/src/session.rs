@@ -6,7 +6,7 @@ use crate::home::{Home, find_program};
 use hotcell_image::{Guest, Store};
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{MeasuredBoot, Runtime};
+use hotcell_runtime::{MeasuredBoot, Patience, Runtime};
 use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -63,6 +63,7 @@ impl Session {
             key: Arc::new(SigningKey::load_or_create(&self.home.key()).map_err(Fatal::failed)?),
             clock: Runtime::host_clock(),
             boot_deadline,
+            patience: Patience::default(),
             advisor: None,
         })
     }
