@@ -11,13 +11,23 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 fn main() {
     let here = PathBuf::from(var("CARGO_MANIFEST_DIR"));
-    let (out, crates) = (PathBuf::from(var("OUT_DIR")), here.parent().map(Path::to_owned).unwrap_or_default());
+    let (out, crates) =
+        (PathBuf::from(var("OUT_DIR")), here.parent().map(Path::to_owned).unwrap_or_default());
     for source in ["guest", "wire", "sys"] {
         println!("cargo::rerun-if-changed={}", crates.join(source).display());
     }
     println!("cargo::rerun-if-changed={}", crates.join("../Cargo.lock").display());
     let mut build = Command::new(var("CARGO"));
-    build.args(["build", "--release", "--locked", "--package", "hotcell-guest", "--bins", "--target", TARGET]);
+    build.args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "hotcell-guest",
+        "--bins",
+        "--target",
+        TARGET,
+    ]);
     build.args(["--config", "profile.release.panic='abort'", "--config", "profile.release.strip=true"]);
     build.arg("--manifest-path").arg(crates.join("guest/Cargo.toml"));
     build.arg("--target-dir").arg(out.join("guest"));

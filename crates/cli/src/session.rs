@@ -18,10 +18,8 @@ const BOOT_DEADLINE_KVM: Duration = Duration::from_secs(30);
 const BOOT_DEADLINE_TCG: Duration = Duration::from_secs(120);
 
 /// The guest's programs, built with this `hotcell`.
-const GUEST: Guest = Guest {
-    init: include_bytes!(env!("HOTCELL_INIT")),
-    request: include_bytes!(env!("HOTCELL_REQUEST")),
-};
+const GUEST: Guest =
+    Guest { init: include_bytes!(env!("HOTCELL_INIT")), request: include_bytes!(env!("HOTCELL_REQUEST")) };
 
 /// What one `hotcell` process works with.
 pub(crate) struct Session {
@@ -47,7 +45,9 @@ impl Session {
     /// What starts machines, and where their records go.
     pub(crate) fn runtime(&self, accel: AccelChoice, out: Option<PathBuf>) -> Result<Runtime, Fatal> {
         let program = find_program("qemu-system-x86_64").ok_or_else(|| {
-            Fatal::failed("qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86")
+            Fatal::failed(
+                "qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86",
+            )
         })?;
         let acceleration: Acceleration = accel.resolve().map_err(Fatal::failed)?;
         let boot_deadline = match acceleration.accel {
@@ -73,8 +73,7 @@ impl Session {
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
         let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;
-        let boot =
-            MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
+        let boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
         if boot.root.digest != image.digest {
             let why = "its digest is not the one that was recorded when it was built";
             return Err(Fatal::failed(format!(
