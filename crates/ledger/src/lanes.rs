@@ -79,8 +79,8 @@ impl Batch {
         self.lengths = 0;
     }
 
-    /// Adds a message, given in two parts.
-    #[inline]
+    /// Adds a message, given in two parts. Inlined, so that leaves and nodes are copied by their constant lengths.
+    #[inline(always)]
     pub(crate) fn push(&mut self, domain: Domain, head: &[u8], rest: &[u8]) {
         if self.used == self.slots.len() {
             self.slots.push(Slot { bytes: [0; SLOT_LEN], len: 0, digest: Digest::ZERO });
