@@ -14,6 +14,7 @@ use crate::cgroup::ExecCgroup;
 use crate::channel::Channel;
 use crate::confine::REPORT_LEN;
 use crate::limits::STDIN_CREDIT_STEP;
+use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::start::Started;
 use hotcell_sys::guest::Child;
@@ -37,8 +38,6 @@ pub(crate) struct Exec {
     death: Option<WaitIdStatus>,
     stragglers: bool,
     cgroup_empty: bool,
-    /// Out-of-memory kills of the workload when it started.
-    oom_kills: u64,
 }
 
 #[derive(Debug)]
@@ -67,7 +66,7 @@ pub(crate) struct BeyondCredit;
 
 impl Exec {
     /// Takes over a started child.
-    pub(crate) fn new(id: u32, started: Started, oom_kills: u64, poll: &Poll) -> Result<Exec, Errno> {
+    pub(crate) fn new(id: u32, started: Started, poll: &Poll) -> Result<Exec, Errno> {
         let output =
             |pipe, stream| Output { pipe: Some(pipe), stream, readable: true, credit: STREAM_WINDOW };
         let exec = Exec {
@@ -88,7 +87,6 @@ impl Exec {
             death: None,
             stragglers: false,
             cgroup_empty: false,
-            oom_kills,
         };
         poll.watch(&exec.child.pidfd, Source::Death(id))?;
         poll.watch(exec.cgroup.events_fd(), Source::Cgroup(id))?;
@@ -255,12 +253,12 @@ impl Exec {
     }
 
     /// How it ended, once everything is said but that.
-    pub(crate) fn ended(&self, oom_kills: u64) -> Option<ExecEnded> {
+    pub(crate) fn ended(&self, oom: &mut OomLog) -> Option<ExecEnded> {
         let death = self.death.as_ref().filter(|_| self.is_over())?;
         let (how, stage, code) = match (self.failed, death.terminating_signal()) {
             (Some((stage, errno)), _) => (ExecEnd::NotStarted, stage_of(stage), errno),
             (None, Some(signal)) => {
-                let starved = signal == libc::SIGKILL && oom_kills > self.oom_kills;
+                let starved = signal == libc::SIGKILL && oom.names(self.child.pid.as_raw_nonzero().get());
                 let how = if starved { ExecEnd::OutOfMemory } else { ExecEnd::Signalled };
                 (how, Stage::None, signal)
             }

@@ -15,6 +15,7 @@ use crate::configure::{self, Configured};
 use crate::exec::Exec;
 use crate::last::{self, Doing, Failure};
 use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
+use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::reaper::Reaper;
 use crate::requests::Requests;
@@ -59,6 +60,7 @@ struct Init {
     channel: Channel,
     ground: Ground,
     workload: Workload,
+    oom: OomLog,
     requests: Requests,
     configured: Option<Configured>,
     collecting: BTreeMap<u32, Collecting>,
@@ -72,12 +74,13 @@ struct Init {
 
 /// Serves until the machine ends.
 pub(crate) fn serve(booted: Booted) -> ! {
-    let Booted { poll, port, ground, reaper, workload, listener } = booted;
+    let Booted { poll, port, ground, reaper, workload, oom, listener } = booted;
     let mut init = Init {
         poll,
         channel: Channel::new(port),
         ground,
         workload,
+        oom,
         requests: Requests::new(listener),
         configured: None,
         collecting: BTreeMap::new(),
@@ -301,12 +304,11 @@ impl Init {
         }
         let text = ExecText::decode(&order.text).doing(|| format!("read the texts of exec {id}"))?;
         let Collecting { program, stdin, uid, gid, .. } = order;
-        let oom_kills = self.workload.oom_kills();
         let started = match start::start(&self.ground, id, Order { program, stdin, uid, gid, text }) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };
-        let exec = Exec::new(id, started, oom_kills, &self.poll).doing(|| format!("watch exec {id}"))?;
+        let exec = Exec::new(id, started, &self.poll).doing(|| format!("watch exec {id}"))?;
         self.execs.insert(id, exec);
         Ok(Ok(()))
     }
@@ -329,9 +331,9 @@ impl Init {
         if !waiting {
             return;
         }
-        let oom_kills = self.workload.oom_kills();
+        let oom = &mut self.oom;
         let channel = &mut self.channel;
-        self.execs.retain(|&id, exec| match exec.ended(oom_kills) {
+        self.execs.retain(|&id, exec| match exec.ended(oom) {
             Some(ended) => {
                 channel.send(id, &GuestFrame::ExecEnded(&ended));
                 false
