@@ -18,7 +18,7 @@ use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::start::Started;
 use hotcell_sys::guest::Child;
-use hotcell_wire::{ExecEnd, ExecEnded, GuestFrame, STREAM_CHUNK, STREAM_WINDOW, Stage, Stream};
+use hotcell_wire::{ExecEnd, ExecEnded, GuestFrame, STREAM_WINDOW, Stage, Stream};
 use rustix::io::{Errno, ioctl_fionread, read, write};
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use std::collections::VecDeque;
@@ -284,16 +284,9 @@ impl Output {
             }
             return;
         }
-        let mut chunk = [0; STREAM_CHUNK];
-        let wanted = STREAM_CHUNK.min(self.credit as usize);
-        match read(pipe, chunk.get_mut(..wanted).unwrap_or_default()) {
+        match channel.relay(id, self.stream, pipe, self.credit as usize) {
             Ok(count @ 1..) => {
-                let bytes = chunk.get(..count).unwrap_or_default();
                 self.credit = self.credit.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
-                match self.stream {
-                    Stream::Stdout => channel.send(id, &GuestFrame::Stdout(bytes)),
-                    Stream::Stderr => channel.send(id, &GuestFrame::Stderr(bytes)),
-                }
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if !finished => self.readable = false,

@@ -313,16 +313,19 @@ impl Init {
         Ok(Ok(()))
     }
 
-    /// One chunk of every stream that has one, beginning after where the last round stopped.
+    /// Chunks of all streams in turn while the channel takes them, beginning
+    /// after where the last round stopped.
     fn pump_execs(&mut self) {
-        let ids: Vec<u32> =
-            self.execs.range(self.turn..).chain(self.execs.range(..self.turn)).map(|(&id, _)| id).collect();
-        for id in ids {
-            if !self.channel.takes_data() {
-                self.turn = id;
-                return;
+        while self.execs.values().any(Exec::can_pump) {
+            let (lower, upper) = (self.execs.range(..self.turn), self.execs.range(self.turn..));
+            let ids: Vec<u32> = upper.chain(lower).map(|(&id, _)| id).collect();
+            for id in ids {
+                if !self.channel.takes_data() {
+                    self.turn = id;
+                    return;
+                }
+                self.with_exec(id, Exec::pump);
             }
-            self.with_exec(id, Exec::pump);
         }
     }
 
