@@ -1,1 +1,108 @@
-//! Placeholder.
+//! Opinions on runs that are over.
+//!
+//! Two layers give them: the fingerprint (L5: does the run ask as its reference runs
+//! did?) and the drift (L6: does the guest's story fit the host's record?). Both are
+//! for people. They can't stop or spare a run: [`assess`] takes a [`ClosedLedger`],
+//! which exists only after the verdict, and the crate that decides can't name
+//! anything of this one (`crates/testkit/tests/edges.rs` holds that for every
+//! dependency edge). A signal that a guest can make by lying must never be a reason to kill.
+//!
+//! Guarantees: a finding depends on the ledger and the sealed fingerprint alone; the
+//! number of findings is bounded by the number of capabilities. Does no I/O but
+//! reading that ledger.
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
+mod cadence;
+pub mod drift;
+pub mod fingerprint;
+
+pub use drift::Drift;
+pub use fingerprint::{Fingerprint, FingerprintDraft, FingerprintError, MAX_Z};
+
+use hotcell_ledger::{Capability, ClosedLedger, Event, ReadError};
+use serde::Serialize;
+
+/// Which layer found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub enum Layer {
+    /// The fingerprint.
+    L5,
+    /// The drift.
+    L6,
+}
+
+/// What kind of thing was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// L5: a capability that no reference run asked for.
+    NewCapability,
+    /// L5: two capabilities in an order that no reference run had.
+    NewTransition,
+    /// L5: another rhythm than that of the reference runs.
+    Cadence,
+    /// L6: the host decided more than the guest tells.
+    Unnarrated,
+    /// L6: the guest tells more than the host decided.
+    Unconfirmed,
+    /// L6: the guest tells of other outcomes.
+    OutcomeMismatch,
+}
+
+/// An opinion. Nothing that decides takes one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Which layer.
+    pub layer: Layer,
+    /// What kind.
+    pub kind: FindingKind,
+    /// About what: a capability, two of them, or `cadence`.
+    pub subject: String,
+    /// The same in words, for people.
+    pub detail: String,
+}
+
+/// What there is to say about a run that is over. Without a fingerprint, L5 has nothing to compare with.
+pub fn assess(ledger: &ClosedLedger, fingerprint: Option<&Fingerprint>) -> Result<Vec<Finding>, ReadError> {
+    let mut draft = FingerprintDraft::new();
+    let mut drift = Drift::new();
+    for event in ledger.events()? {
+        let event = event?;
+        draft.observe(&event);
+        drift.observe(&event);
+    }
+    let mut findings = fingerprint.map(|reference| reference.compare(&draft)).unwrap_or_default();
+    findings.extend(drift.findings());
+    Ok(findings)
+}
+
+/// The capability that the host decided about, and whether it granted it.
+fn host_decision(event: &Event) -> Option<(Capability, bool)> {
+    event.actor.is_host_band().then(|| decision(event)).flatten()
+}
+
+fn decision(event: &Event) -> Option<(Capability, bool)> {
+    match &event.payload {
+        hotcell_ledger::Payload::CapabilityRequest { capability, granted, .. } => {
+            Some((*capability, *granted))
+        }
+        _ => None,
+    }
+}
+
+/// The name that AMES-V1 gives a capability.
+fn name(capability: Capability) -> &'static str {
+    match capability {
+        Capability::NetEgress => "NET_EGRESS",
+        Capability::PackageInstall => "PACKAGE_INSTALL",
+        Capability::FileWrite => "FILE_WRITE",
+        Capability::ProcessSpawn => "PROCESS_SPAWN",
+        Capability::RawSyscall => "RAW_SYSCALL",
+        Capability::PrivilegeRaise => "PRIVILEGE_RAISE",
+    }
+}

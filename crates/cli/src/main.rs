@@ -1,1 +1,31 @@
-fn main() {}
+//! The `hotcell` command: flags, exit codes, composition. The only place that
+//! touches terminal, home and environment.
+#![forbid(unsafe_code)]
+
+mod args;
+mod exit;
+mod home;
+mod run;
+mod session;
+
+use clap::Parser;
+use exit::Fatal;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    dispatch(cli).unwrap_or_else(|fatal| fatal.report())
+}
+
+fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
+    match cli.command {
+        args::Command::Run(args) => run::run(args),
+        args::Command::Image(args::Image::Ls) => {
+            for name in session::Session::open()?.store.list().map_err(Fatal::failed)? {
+                println!("{name}");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => Err(Fatal::usage("not yet")),
+    }
+}

@@ -36,8 +36,8 @@ impl Domain {
     }
 }
 
-/// A BLAKE3-256 digest.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// A BLAKE3-256 digest; by default [`Digest::ZERO`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Digest([u8; 32]);
 
 impl Digest {
@@ -47,6 +47,16 @@ impl Digest {
     /// The digest of content, untagged: the name of an object.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The digest of all that a reader gives, with flat memory.
+    ///
+    /// # Errors
+    /// Reading failed.
+    pub fn of_reader(reader: impl std::io::Read) -> std::io::Result<Digest> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(reader)?;
+        Ok(Digest(*hasher.finalize().as_bytes()))
     }
 
     /// Takes digest bytes as they are.
@@ -90,10 +100,25 @@ impl fmt::Display for Digest {
     }
 }
 
+/// Up to this length tag and bytes are laid side by side and hashed in one call: an incremental hasher's set-up costs
+/// as much as hashing an ordinary event.
+const ONE_SHOT_LEN: usize = 256;
+
 /// `BLAKE3-256(tag || bytes)`.
+#[inline]
 pub fn commit(domain: Domain, bytes: &[u8]) -> Digest {
+    let tag = domain.tag();
+    let mut joined = [0u8; ONE_SHOT_LEN];
+    let len = tag.len() + bytes.len();
+    if let Some(slots) = joined.get_mut(..len)
+        && let Some((head, rest)) = slots.split_at_mut_checked(tag.len())
+    {
+        head.copy_from_slice(tag);
+        rest.copy_from_slice(bytes);
+        return Digest(*blake3::hash(slots).as_bytes());
+    }
     let mut hasher = blake3::Hasher::new();
-    hasher.update(domain.tag());
+    hasher.update(tag);
     hasher.update(bytes);
     Digest(*hasher.finalize().as_bytes())
 }

@@ -7,9 +7,9 @@
 //! exactly one byte string, and decoding accepts exactly those strings.
 //! Strings are brought to Unicode NFC when they are *made* ([`NfcString::new`]);
 //! a decoder takes the bytes as they are, so that verifiers built on different
-//! Unicode versions never disagree.
+//! Unicode versions never disagree. The encoding itself is in `codec.rs`.
 
-use crate::digest::{Digest, Domain, commit};
+use crate::digest::Digest;
 use core::fmt;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
@@ -77,6 +77,11 @@ impl NfcString {
             IsNormalized::Yes => NfcString(text.to_owned()),
             _ => NfcString(text.nfc().collect()),
         }
+    }
+
+    /// The text as a record has it, normalised or not.
+    pub(crate) fn as_recorded(text: &str) -> NfcString {
+        NfcString(text.to_owned())
     }
 
     /// The text.

@@ -5,7 +5,7 @@
 //! What it guarantees: each `unsafe` block carries the argument why it is
 //! sound; nothing here decides anything.
 //! What it does not: policy, protocol, or anything that safe code can do.
-//! Who may call: `guest` (its half under [`guest`]), and the host's crates.
+//! Who may call: `guest` (its half under [`guest`]), and the host's crates (under `host`).
 #![allow(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -13,3 +13,5 @@
 )]
 
 pub mod guest;
+#[cfg(feature = "host")]
+pub mod host;

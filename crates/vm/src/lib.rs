@@ -1,1 +1,29 @@
-//! Placeholder.
+//! Starts and surely stops a virtual machine.
+//!
+//! What it guarantees: nothing is started that is not written down first (a
+//! [`Registration`] is needed to start and is given back only by a checked
+//! teardown); a machine has no network device and one byte channel; it dies
+//! with the thread that started it; [`LiveVm::destroy`] says what was checked
+//! to be gone.
+//! What it does not: it judges nothing and writes no record.
+//! Who may call: `hotcell-runtime`'s driver, and the command line for `doctor`,
+//! `ps` and `reap`.
+#![forbid(unsafe_code)]
+
+mod accel;
+mod backend;
+mod console;
+mod disk;
+mod process;
+mod qemu;
+mod registry;
+mod teardown;
+
+pub use accel::{Accel, AccelChoice, AccelRefused, Acceleration};
+pub use backend::{BootInput, LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
+pub use console::{CONSOLE_CAP, Captured, Console};
+pub use disk::{DiskError, Workspace};
+pub use process::{ProcessId, boot_id};
+pub use qemu::{QemuBackend, QmpError};
+pub use registry::{Entry, Registration, Registry, RegistryError};
+pub use teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};

@@ -1,0 +1,45 @@
+//! Exit codes of `hotcell`, and how errors are told.
+//!
+//! | command | code | when |
+//! |---|---|---|
+//! | any | 2 | the command line is wrong |
+//! | `run` | the command's own, 128+n for a signal | verdict ALLOWED |
+//! | `run` | 99 | KILLED |
+//! | `run` | 124 | the run took as long as it may |
+//! | `run` | 125 | FAILED: Hotcell could not do it |
+//! | `run` | 128+n | stopped by signal n |
+//! | `verify` | 0, 1, 3 | intact, not intact, incomplete |
+
+use std::process::ExitCode;
+
+/// The verdict is KILLED.
+pub(crate) const KILLED: u8 = 99;
+/// The run took as long as it may.
+pub(crate) const TIMED_OUT: u8 = 124;
+/// Hotcell could not do it.
+pub(crate) const FAILED: u8 = 125;
+/// The command line is wrong.
+pub(crate) const USAGE: u8 = 2;
+
+/// An error that ends the command: what is wrong and what to do, and the exit code.
+#[derive(Debug)]
+pub(crate) struct Fatal {
+    code: u8,
+    text: String,
+}
+
+impl Fatal {
+    pub(crate) fn failed(error: impl std::fmt::Display) -> Fatal {
+        Fatal { code: FAILED, text: error.to_string() }
+    }
+
+    pub(crate) fn usage(error: impl std::fmt::Display) -> Fatal {
+        Fatal { code: USAGE, text: error.to_string() }
+    }
+
+    /// Prints it as one paragraph.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("hotcell: {}", self.text.trim_end());
+        ExitCode::from(self.code)
+    }
+}

@@ -1,0 +1,64 @@
+//! Where Hotcell keeps things, from the environment. The only reader of it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The folders.
+#[derive(Clone, Debug)]
+pub(crate) struct Home {
+    state: PathBuf,
+    cache: PathBuf,
+}
+
+/// No folder can be derived from the environment.
+#[derive(Debug, thiserror::Error)]
+#[error("neither HOTCELL_HOME nor HOME is set to an absolute path: set HOTCELL_HOME to a folder of yours")]
+pub(crate) struct NoHome;
+
+impl Home {
+    pub(crate) fn from_env() -> Result<Home, NoHome> {
+        let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        if let Some(home) = env::var_os("HOTCELL_HOME").filter(|home| !home.is_empty()) {
+            let home = env::current_dir().unwrap_or_default().join(home);
+            return Ok(Home { state: home.join("state"), cache: home.join("cache") });
+        }
+        let user = absolute("HOME");
+        let folder = |variable: &str, default: &str| {
+            absolute(variable).or_else(|| Some(user.as_ref()?.join(default))).map(|base| base.join("hotcell"))
+        };
+        let state = folder("XDG_STATE_HOME", ".local/state").ok_or(NoHome)?;
+        let cache = folder("XDG_CACHE_HOME", ".cache").ok_or(NoHome)?;
+        Ok(Home { state, cache })
+    }
+
+    pub(crate) fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    pub(crate) fn registry(&self) -> PathBuf {
+        self.state.join("live")
+    }
+
+    pub(crate) fn images(&self) -> PathBuf {
+        self.state.join("images")
+    }
+
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.state.join("runs")
+    }
+
+    pub(crate) fn key(&self) -> PathBuf {
+        self.state.join("key")
+    }
+}
+
+/// A program on the caller's PATH or in the places where distributions put it.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec"];
+    env::split_paths(&path)
+        .chain(usual.iter().map(PathBuf::from))
+        .filter(|folder| folder.is_absolute())
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+}

@@ -1,0 +1,144 @@
+//! `hotcell run`.
+
+use crate::args;
+use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
+use crate::session::{Job, Session};
+use hotcell_policy::PolicyDraft;
+use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
+use hotcell_vm::AccelChoice;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) fn run(args: args::Run) -> Result<ExitCode, Fatal> {
+    let mut policy = match &args.policy {
+        Some(path) => read_policy(path)?,
+        None => PolicyDraft::for_running_a_command(),
+    };
+    if let Some(timeout) = args.timeout {
+        policy.limits.timeout_s = timeout;
+    }
+    let session = Session::open()?;
+    let runtime = session.runtime(args.accel.into(), args.out)?;
+    let job = Job { image: args.image, name: args.name, policy, argv: args.argv };
+    let (spec, boot) = session.prepare(job)?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
+        .map_err(|error| Fatal::failed(format!("can't handle signals: {error}")))?;
+    let request = spec.command().map(ExecRequest::from);
+    let line_open = Arc::new(AtomicBool::new(false));
+    let io = ExecIo {
+        stdin: inherited(io::stdin().as_fd()).map_or(Stdin::Empty, Stdin::Descriptor),
+        stdout: passing(io::stdout().as_fd(), Some(Arc::clone(&line_open))),
+        stderr: passing(io::stderr().as_fd(), None),
+    };
+    let run = runtime.start(spec, boot);
+    let interrupter = run.interrupter();
+    let handle = signals.handle();
+    let watcher = std::thread::spawn(move || {
+        for signal in signals.forever() {
+            interrupter.interrupt(signal);
+        }
+    });
+    let result = request.and_then(|request| run.exec(request, io).wait().ok());
+    let report = run.finish();
+    handle.close();
+    let _ = watcher.join();
+    summary(&report, result.as_ref());
+    if args.json {
+        print_json(&report, line_open.load(Ordering::Relaxed));
+    }
+    Ok(ExitCode::from(exit_code(&report, result.as_ref())))
+}
+
+fn read_policy(path: &Path) -> Result<PolicyDraft, Fatal> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Fatal::failed(format!("can't read the policy {}: {error}", path.display())))?;
+    PolicyDraft::from_toml(&text).map_err(|error| Fatal::failed(format!("{}: {error}", path.display())))
+}
+
+fn inherited(stream: impl AsFd) -> Option<OwnedFd> {
+    stream.as_fd().try_clone_to_owned().ok()
+}
+
+/// Passes bytes on unbuffered; notes whether the last line is open.
+fn passing(stream: impl AsFd, line_open: Option<Arc<AtomicBool>>) -> Output {
+    struct Passing {
+        file: File,
+        line_open: Option<Arc<AtomicBool>>,
+    }
+    impl Write for Passing {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = self.file.write(bytes)?;
+            if let (Some(open), Some(last)) = (&self.line_open, bytes.get(..count).and_then(<[u8]>::last)) {
+                open.store(*last != b'\n', Ordering::Relaxed);
+            }
+            Ok(count)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let file = File::from(inherited(stream)?);
+    Some(Box::new(Passing { file, line_open }))
+}
+
+pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
+    match report.verdict.as_str() {
+        "ALLOWED" => {}
+        "KILLED" => return KILLED,
+        _ => return FAILED,
+    }
+    if let Some(signal) = report.interrupted {
+        return u8::try_from(128 + signal).unwrap_or(FAILED);
+    }
+    if report.timed_out {
+        return TIMED_OUT;
+    }
+    result.map_or(FAILED, |result| u8::try_from(result.code).unwrap_or(FAILED))
+}
+
+fn summary(report: &RunReport, result: Option<&ExecResult>) {
+    if let Some(why) = result.and_then(|result| result.not_started.as_ref()) {
+        eprintln!("hotcell: {why}");
+    }
+    if let Some(error) = &report.error {
+        eprintln!("hotcell: {error}");
+    }
+    let mut line = format!("hotcell: {}", report.verdict);
+    if !report.kill.reasons.is_empty() {
+        line.push_str(&format!(" ({})", report.kill.reasons.join(", ")));
+    }
+    if report.timed_out {
+        line.push_str(", timed out");
+    }
+    if !report.isolation.accel.is_empty() {
+        line.push_str(&format!(", {} under {}", report.isolation.backend, report.isolation.accel));
+    }
+    line.push_str(if report.teardown.verified { ", machine gone" } else { ", MACHINE NOT KNOWN TO BE GONE" });
+    if let Some(bundle) = &report.bundle {
+        line.push_str(&format!(", record: {}", bundle.display()));
+    }
+    eprintln!("{line}");
+}
+
+fn print_json(report: &RunReport, line_open: bool) {
+    let json = serde_json::to_string(report).unwrap_or_default();
+    let start = if line_open { "\n" } else { "" };
+    // A caller who closed stdout does not want it.
+    let _ = io::stdout().write_all(format!("{start}{json}\n").as_bytes());
+}
+
+impl From<args::Accel> for AccelChoice {
+    fn from(accel: args::Accel) -> AccelChoice {
+        match accel {
+            args::Accel::Auto => AccelChoice::Auto,
+            args::Accel::Kvm => AccelChoice::Kvm,
+            args::Accel::Tcg => AccelChoice::Tcg,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What `run` and `demo` share: the host's parts put together, and one run from
+//! an image name to a live [`Run`].
+
+use crate::exit::Fatal;
+use crate::home::{Home, find_program};
+use hotcell_image::{Guest, Store};
+use hotcell_ledger::SigningKey;
+use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft, SealedSpec};
+use hotcell_runtime::{MeasuredBoot, Runtime};
+use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A machine under KVM is ready in a second or two.
+const BOOT_DEADLINE_KVM: Duration = Duration::from_secs(30);
+/// Under TCG it takes some four seconds, on a busy host many times that.
+const BOOT_DEADLINE_TCG: Duration = Duration::from_secs(120);
+
+/// The guest's programs, built with this `hotcell`.
+const GUEST: Guest = Guest {
+    init: include_bytes!(env!("HOTCELL_INIT")),
+    request: include_bytes!(env!("HOTCELL_REQUEST")),
+};
+
+/// What one `hotcell` process works with.
+pub(crate) struct Session {
+    pub(crate) home: Home,
+    pub(crate) store: Store,
+}
+
+/// What to run.
+pub(crate) struct Job {
+    pub(crate) image: String,
+    pub(crate) name: Option<String>,
+    pub(crate) policy: PolicyDraft,
+    pub(crate) argv: Vec<String>,
+}
+
+impl Session {
+    pub(crate) fn open() -> Result<Session, Fatal> {
+        let home = Home::from_env().map_err(Fatal::failed)?;
+        let store = Store::new(home.cache(), &home.images(), GUEST);
+        Ok(Session { home, store })
+    }
+
+    /// What starts machines, and where their records go.
+    pub(crate) fn runtime(&self, accel: AccelChoice, out: Option<PathBuf>) -> Result<Runtime, Fatal> {
+        let program = find_program("qemu-system-x86_64").ok_or_else(|| {
+            Fatal::failed("qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86")
+        })?;
+        let acceleration: Acceleration = accel.resolve().map_err(Fatal::failed)?;
+        let boot_deadline = match acceleration.accel {
+            hotcell_vm::Accel::Kvm => BOOT_DEADLINE_KVM,
+            hotcell_vm::Accel::Tcg => BOOT_DEADLINE_TCG,
+        };
+        Ok(Runtime {
+            registry: Registry::open(&self.home.registry()).map_err(Fatal::failed)?,
+            backend: Arc::new(QemuBackend::new(program)),
+            acceleration,
+            out: out.unwrap_or_else(|| self.home.runs()),
+            cache: self.home.cache().to_owned(),
+            key: Arc::new(SigningKey::load_or_create(&self.home.key()).map_err(Fatal::failed)?),
+            clock: Runtime::host_clock(),
+            boot_deadline,
+            advisor: None,
+        })
+    }
+
+    /// Measures the image and seals the spec; nothing exists yet.
+    pub(crate) fn prepare(&self, job: Job) -> Result<(SealedSpec, MeasuredBoot), Fatal> {
+        let mut say = |text: &str| eprintln!("hotcell: {text}");
+        let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
+        let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
+        let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;
+        let boot =
+            MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
+        if boot.root.digest != image.digest {
+            let why = "its digest is not the one that was recorded when it was built";
+            return Err(Fatal::failed(format!(
+                "{} is damaged: {why}. Build the image again",
+                image.root.display()
+            )));
+        }
+        let reference = ImageRef {
+            name: job.image,
+            kernel: boot.kernel.digest,
+            initramfs: boot.initramfs.digest,
+            root: boot.root.digest,
+        };
+        let mut draft = RunDraft::new(job.name.unwrap_or_else(run_id), reference, job.policy);
+        let mut command = Command::new(job.argv);
+        for (name, value) in [
+            ("HOME", "/workspace"),
+            ("LANG", "C.UTF-8"),
+            ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("USER", "agent"),
+        ] {
+            command.env.insert(name.into(), value.into());
+        }
+        draft.command = Some(command);
+        let spec = draft.seal().map_err(Fatal::failed)?;
+        Ok((spec, boot))
+    }
+}
+
+/// `run-` and sixteen random hexadecimal digits.
+fn run_id() -> String {
+    let mut bytes = [0; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    if filled != Ok(bytes.len()) {
+        // The registry refuses an id that is taken, so uniqueness does not rest on this.
+        bytes = (std::process::id() as u64).to_be_bytes();
+    }
+    bytes.iter().fold(String::from("run-"), |id, byte| id + &format!("{byte:02x}"))
+}

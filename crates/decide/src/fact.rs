@@ -1,0 +1,426 @@
+//! What the host observed and AMES-V1 has no type for.
+//!
+//! A fact is recorded as a `TOOL_CALL` by HOST: the tool is `hotcell.<fact>`, the
+//! arguments are the fact's object, the result is a digest that the fact is about.
+//! The object is the fact as JSON in exactly the spelling that [`HostFact::to_object`]
+//! writes: fields in the order of the declaration, no blanks. Reading takes nothing
+//! else, so an unknown field, a repeated one or another order is refused.
+//!
+//! ```text
+//! {"fact":"measured","what":"kernel","digest":"<64 hex>","bytes":8388608}
+//! ```
+//! A fact is a statement, not yet evidence: that takes its recorded event
+//! ([`Evidence::read`](crate::Evidence::read)). Facts are written by the run's driver alone.
+
+use crate::claims::{ClaimKind, RefusalCode};
+use crate::spawn::SpawnDenial;
+use crate::verdict::Verdict;
+use hotcell_ledger::{Digest, NfcString, Payload};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The prefix of tool names that only the host may use.
+pub const RESERVED_PREFIX: &str = "hotcell.";
+/// Longest fact object in bytes.
+pub const MAX_FACT_BYTES: usize = 64 * 1024;
+/// Longest error text that [`HostFact::fault`] and [`HostFact::failed`] keep, in characters.
+pub const MAX_ERROR_CHARS: usize = 4096;
+
+// A character takes at most six bytes in JSON.
+const _: () = assert!(MAX_ERROR_CHARS * 6 + 1024 < MAX_FACT_BYTES);
+
+/// Something that the host observed or did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "fact", rename_all = "snake_case", deny_unknown_fields)]
+pub enum HostFact {
+    /// What is run, and which layers are armed. The first fact.
+    Spec {
+        /// The run's id.
+        run_id: String,
+        /// Digest of spec.json.
+        #[serde(with = "hotcell_policy::hex")]
+        spec: Digest,
+        /// Every layer.
+        layers: Vec<LayerState>,
+    },
+    /// A file was measured before boot.
+    Measured {
+        /// `kernel`, `initramfs`, `root`, or another part.
+        what: String,
+        /// Its digest.
+        #[serde(with = "hotcell_policy::hex")]
+        digest: Digest,
+        /// Its length.
+        bytes: u64,
+    },
+    /// The kill switch tripped where it should on a throw-away instance.
+    SwitchProven {
+        /// How many rules fired.
+        rules: u64,
+    },
+    /// How the machine is isolated, as measured.
+    Isolation {
+        /// Which backend.
+        backend: String,
+        /// Which acceleration.
+        accel: String,
+        /// Which jail.
+        jail: String,
+        /// More of it.
+        details: BTreeMap<String, String>,
+    },
+    /// The guest said ready.
+    Ready {
+        /// Host time from VMM start to the frame.
+        boot_ms: u64,
+        /// The guest kernel's release, as the guest says.
+        kernel_release: String,
+    },
+    /// A stream of an exec ended.
+    Output {
+        /// Which exec.
+        exec: u64,
+        /// Which stream.
+        stream: OutputStream,
+        /// Bytes that came.
+        total_bytes: u64,
+        /// Bytes that were kept.
+        kept_bytes: u64,
+        /// Whether less was kept than came.
+        truncated: bool,
+        /// Digest of all that came.
+        #[serde(with = "hotcell_policy::hex")]
+        whole: Digest,
+        /// The object that holds what was kept.
+        #[serde(with = "hotcell_policy::hex")]
+        kept: Digest,
+    },
+    /// A spawn was denied.
+    SpawnDenied {
+        /// Why.
+        reason: SpawnDenial,
+        /// The executable that would have run.
+        #[serde(with = "hotcell_policy::hex")]
+        binary: Digest,
+    },
+    /// Claims of the guest were refused.
+    ClaimRefused {
+        /// What they claimed.
+        kind: ClaimKind,
+        /// Why.
+        code: RefusalCode,
+        /// How many since the last such fact.
+        count: u64,
+    },
+    /// The run took as long as it may.
+    Timeout {
+        /// The limit.
+        limit_ms: u64,
+    },
+    /// The operator stopped the run.
+    Interrupted {
+        /// The signal.
+        signal: i32,
+    },
+    /// Hotcell could not do what was asked; nothing was violated.
+    Failed {
+        /// At which step.
+        stage: String,
+        /// What happened.
+        error: String,
+    },
+    /// A component failed in a way that nobody foresaw: what it would have seen is unknown.
+    Fault {
+        /// At which step.
+        stage: String,
+        /// What happened.
+        error: String,
+    },
+    /// A wall did not stand.
+    ContainmentFailure {
+        /// Which.
+        what: String,
+    },
+    /// The VMM process ended.
+    VmExited {
+        /// Whether the host ended it or had asked the guest to end.
+        expected: bool,
+        /// Its status.
+        status: String,
+    },
+    /// An exec ended.
+    ExecEnded {
+        /// Which.
+        exec: u64,
+        /// How.
+        how: ExecHow,
+        /// Exit code.
+        code: Option<i32>,
+        /// Signal.
+        signal: Option<i32>,
+    },
+    /// A file was copied in or out.
+    Copied {
+        /// Which way.
+        direction: Direction,
+        /// Path inside the guest.
+        path: String,
+        /// Its length.
+        bytes: u64,
+        /// Its digest.
+        #[serde(with = "hotcell_policy::hex")]
+        digest: Digest,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// The host saw what must not be.
+    Violation {
+        /// Which rule.
+        kind: ViolationKind,
+        /// Which process, file, device or range.
+        subject: String,
+        /// What was seen.
+        detail: String,
+    },
+    /// The kill switch tripped and the machine was stopped.
+    Kill {
+        /// The reasons known then.
+        reasons: Vec<String>,
+        /// The event that tripped it.
+        at_sequence: u64,
+    },
+    /// The machine was taken down.
+    Teardown {
+        /// Whether everything was checked to be gone.
+        verified: bool,
+        /// How long it took.
+        ms: u64,
+        /// Every check.
+        checks: Vec<Check>,
+    },
+    /// What the host concludes. `verify` concludes for itself and compares.
+    Verdict {
+        /// The verdict.
+        verdict: Verdict,
+        /// Its reasons.
+        reasons: Vec<String>,
+        /// Whether the run took as long as it may.
+        timed_out: bool,
+    },
+}
+
+/// A layer and whether it has something to compare with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerState {
+    /// `L1` to `L9`.
+    pub layer: String,
+    /// Whether it can find something in this run.
+    pub armed: bool,
+    /// On what it stands, or what it lacks.
+    pub basis: String,
+}
+
+/// A stream of an exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputStream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// How an exec ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExecHow {
+    /// With an exit code.
+    Exited,
+    /// By a signal.
+    Signalled,
+    /// By the run's time limit.
+    TimedOut,
+    /// For want of memory.
+    Oom,
+    /// It never ran.
+    FailedToStart,
+    /// The machine was gone before it was known.
+    Unknown,
+}
+
+/// Which way a file was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// Into the guest.
+    In,
+    /// Out of the guest.
+    Out,
+}
+
+/// One check of a teardown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// What must be gone.
+    pub what: String,
+    /// Whether it is.
+    pub gone: bool,
+    /// How that was seen.
+    pub detail: String,
+}
+
+/// What the host can see that must not be. Each kind is an absolute reason of the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each is described at the reason of its name")]
+pub enum ViolationKind {
+    UnexplainedPrivilege,
+    UnapprovedExecutable,
+    ExecutedFromNoexec,
+    KernelTextChanged,
+    KernelTableChanged,
+    ModuleLoaded,
+    NetworkDevice,
+    WritableRoot,
+    RootChanged,
+    VmmOutOfJail,
+    ProcessOutlivedRun,
+    NotThisVm,
+    SandboxDestroyed,
+}
+
+impl ViolationKind {
+    /// Every kind.
+    pub const ALL: &'static [ViolationKind] = &[
+        ViolationKind::UnexplainedPrivilege,
+        ViolationKind::UnapprovedExecutable,
+        ViolationKind::ExecutedFromNoexec,
+        ViolationKind::KernelTextChanged,
+        ViolationKind::KernelTableChanged,
+        ViolationKind::ModuleLoaded,
+        ViolationKind::NetworkDevice,
+        ViolationKind::WritableRoot,
+        ViolationKind::RootChanged,
+        ViolationKind::VmmOutOfJail,
+        ViolationKind::ProcessOutlivedRun,
+        ViolationKind::NotThisVm,
+        ViolationKind::SandboxDestroyed,
+    ];
+}
+
+/// Why a fact can't be written or read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FactError {
+    /// More than [`MAX_FACT_BYTES`].
+    #[error("the fact has {bytes} bytes, over {MAX_FACT_BYTES}: put the data into an object of its own")]
+    TooLong {
+        /// How many.
+        bytes: usize,
+    },
+    /// Not JSON, not a fact that we know, or with other fields.
+    #[error("not a host fact: {0}")]
+    Unreadable(String),
+    /// Readable, but not in the one spelling.
+    #[error("the fact is not in its canonical spelling")]
+    NotCanonical,
+}
+
+impl HostFact {
+    /// An evaluator failure, its text cut to [`MAX_ERROR_CHARS`].
+    pub fn fault(stage: &str, error: &dyn core::fmt::Display) -> HostFact {
+        HostFact::Fault { stage: cut(stage, 64), error: cut(&error.to_string(), MAX_ERROR_CHARS) }
+    }
+
+    /// A failure of the host, its text cut to [`MAX_ERROR_CHARS`].
+    pub fn failed(stage: &str, error: &dyn core::fmt::Display) -> HostFact {
+        HostFact::Failed { stage: cut(stage, 64), error: cut(&error.to_string(), MAX_ERROR_CHARS) }
+    }
+
+    /// `hotcell.<fact>`.
+    pub const fn tool_name(&self) -> &'static str {
+        match self {
+            HostFact::Spec { .. } => "hotcell.spec",
+            HostFact::Measured { .. } => "hotcell.measured",
+            HostFact::SwitchProven { .. } => "hotcell.switch_proven",
+            HostFact::Isolation { .. } => "hotcell.isolation",
+            HostFact::Ready { .. } => "hotcell.ready",
+            HostFact::Output { .. } => "hotcell.output",
+            HostFact::SpawnDenied { .. } => "hotcell.spawn_denied",
+            HostFact::ClaimRefused { .. } => "hotcell.claim_refused",
+            HostFact::Timeout { .. } => "hotcell.timeout",
+            HostFact::Interrupted { .. } => "hotcell.interrupted",
+            HostFact::Failed { .. } => "hotcell.failed",
+            HostFact::Fault { .. } => "hotcell.fault",
+            HostFact::ContainmentFailure { .. } => "hotcell.containment_failure",
+            HostFact::VmExited { .. } => "hotcell.vm_exited",
+            HostFact::ExecEnded { .. } => "hotcell.exec_ended",
+            HostFact::Copied { .. } => "hotcell.copied",
+            HostFact::Violation { .. } => "hotcell.violation",
+            HostFact::Kill { .. } => "hotcell.kill",
+            HostFact::Teardown { .. } => "hotcell.teardown",
+            HostFact::Verdict { .. } => "hotcell.verdict",
+        }
+    }
+
+    /// The digest that the fact is about; zero where there is none.
+    pub const fn result_digest(&self) -> Digest {
+        match self {
+            HostFact::Spec { spec: digest, .. }
+            | HostFact::Measured { digest, .. }
+            | HostFact::Output { whole: digest, .. }
+            | HostFact::Copied { digest, .. }
+            | HostFact::SpawnDenied { binary: digest, .. } => *digest,
+            _ => Digest::ZERO,
+        }
+    }
+
+    /// Objects beside its own that the fact names: what a bundle must hold for it.
+    pub fn named_objects(&self) -> Option<Digest> {
+        match self {
+            HostFact::Output { kept, .. } => Some(*kept),
+            _ => None,
+        }
+    }
+
+    /// The canonical bytes of the fact's object.
+    pub fn to_object(&self) -> Result<Vec<u8>, FactError> {
+        let bytes = serde_json::to_vec(self).map_err(|error| FactError::Unreadable(error.to_string()))?;
+        if bytes.len() > MAX_FACT_BYTES {
+            return Err(FactError::TooLong { bytes: bytes.len() });
+        }
+        Ok(bytes)
+    }
+
+    /// The payload to record, and the object to store before it.
+    pub fn to_payload(&self) -> Result<(Payload, Vec<u8>), FactError> {
+        let object = self.to_object()?;
+        let payload = Payload::ToolCall {
+            tool: NfcString::new(self.tool_name()),
+            args: Digest::of(&object),
+            result: self.result_digest(),
+        };
+        Ok((payload, object))
+    }
+
+    /// Reads an object, in its one spelling.
+    pub fn from_object(bytes: &[u8]) -> Result<HostFact, FactError> {
+        if bytes.len() > MAX_FACT_BYTES {
+            return Err(FactError::TooLong { bytes: bytes.len() });
+        }
+        let fact: HostFact =
+            serde_json::from_slice(bytes).map_err(|error| FactError::Unreadable(error.to_string()))?;
+        if fact.to_object()? != bytes {
+            return Err(FactError::NotCanonical);
+        }
+        Ok(fact)
+    }
+}
+
+/// The first characters of a text.
+pub(crate) fn cut(text: &str, chars: usize) -> String {
+    text.chars().take(chars).collect()
+}

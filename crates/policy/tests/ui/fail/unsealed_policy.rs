@@ -1,0 +1,8 @@
+//! A draft is not a policy.
+use hotcell_policy::{PolicyDraft, SealedPolicy};
+
+fn run_under(_policy: &SealedPolicy) {}
+
+fn main() {
+    run_under(&PolicyDraft::default());
+}

@@ -1,0 +1,5 @@
+use hotcell_policy::RunDraft;
+
+fn main() {
+    let _: Result<RunDraft, _> = RunDraft::from_spec_json(b"{}");
+}

@@ -1,0 +1,517 @@
+//! The phases of a run: a struct each, every step consumes the last, every
+//! failure leads to [`TornDown`].
+//!
+//! ```text
+//! Sealed ─register─▶ Registered ─measure─▶ Measured ─boot─▶ Booted ─attend─▶ Exited ─tear_down─▶ TornDown ─close─▶ report
+//! ```
+//! One thread runs them all (the machine dies with that thread) and owns the
+//! ledger and the decisions.
+
+use crate::bundle::{Bundle, CONSOLE, REPORT, SPEC};
+use crate::driver::{Attended, attend};
+use crate::recorder::{RecordError, Recorder};
+use crate::report::{Isolation, RunReport, Teardown};
+use crate::run::{Call, Runtime};
+use crossbeam_channel::Receiver;
+use hotcell_decide::{Check, HostFact, Judge, LayerState, Verdict, VerdictFold};
+use hotcell_ledger::{Cadence, Digest, LedgerWriter, NfcString, Payload, bundle};
+use hotcell_policy::SealedSpec;
+use hotcell_vm::{
+    BootInput, Captured, LiveVm, Registration, StartFailed, TeardownReport, VmPlan, VmmFacts, Workspace,
+};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The files that boot, opened and hashed: what was hashed is what boots.
+#[derive(Debug)]
+pub struct MeasuredBoot {
+    /// Kernel.
+    pub kernel: BootInput,
+    /// Initramfs.
+    pub initramfs: BootInput,
+    /// Root image.
+    pub root: BootInput,
+}
+
+/// Why a file could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[error("can't read {path}: {source}")]
+pub struct MeasureError {
+    /// Which.
+    path: PathBuf,
+    /// Why.
+    source: io::Error,
+}
+
+impl MeasuredBoot {
+    /// Opens and hashes.
+    ///
+    /// # Errors
+    /// A file can't be read.
+    pub fn open(kernel: &Path, initramfs: &Path, root: &Path) -> Result<MeasuredBoot, MeasureError> {
+        let measure = |path: &Path| {
+            let input = File::open(path).and_then(|file| {
+                let bytes = file.metadata()?.len();
+                let digest = Digest::of_reader(&file)?;
+                Ok(BootInput { file, digest, bytes })
+            });
+            input.map_err(|source| MeasureError { path: path.to_owned(), source })
+        };
+        Ok(MeasuredBoot { kernel: measure(kernel)?, initramfs: measure(initramfs)?, root: measure(root)? })
+    }
+}
+
+/// Where time went.
+pub(crate) type Timings = BTreeMap<&'static str, u64>;
+
+/// Nothing exists yet.
+pub(crate) struct Sealed {
+    pub(crate) runtime: Runtime,
+    pub(crate) spec: SealedSpec,
+    pub(crate) boot: MeasuredBoot,
+}
+
+/// The run is written down, its bundle begun.
+struct Registered {
+    runtime: Runtime,
+    spec: SealedSpec,
+    boot: MeasuredBoot,
+    registration: Registration,
+    recorder: Recorder,
+}
+
+/// What will boot is recorded.
+struct Measured(Registered);
+
+/// A machine exists.
+pub(crate) struct Booted {
+    pub(crate) runtime: Runtime,
+    pub(crate) spec: SealedSpec,
+    pub(crate) recorder: Recorder,
+    pub(crate) vm: Box<dyn LiveVm>,
+    pub(crate) started: Instant,
+    pub(crate) timings: Timings,
+}
+
+/// The run is over, the machine may still be there.
+struct Exited {
+    runtime: Runtime,
+    spec: SealedSpec,
+    recorder: Recorder,
+    vm: Box<dyn LiveVm>,
+    timings: Timings,
+    error: Option<String>,
+}
+
+/// The machine is gone, or known not to be.
+struct TornDown {
+    runtime: Runtime,
+    spec: SealedSpec,
+    recorder: Recorder,
+    facts: Option<VmmFacts>,
+    console: Captured,
+    report: TeardownReport,
+    /// The record can't be written to any more.
+    broken: Option<String>,
+    timings: Timings,
+    error: Option<String>,
+}
+
+/// Runs all phases; the thread's whole life.
+pub(crate) fn drive(sealed: Sealed, calls: Receiver<Call>) -> RunReport {
+    let begun = Instant::now();
+    let registered = match sealed.register() {
+        Ok(registered) => registered,
+        Err(report) => return *report,
+    };
+    let torn_down = match registered.measure().and_then(Measured::boot) {
+        Ok(booted) => booted.attend(&calls).tear_down(),
+        Err(torn_down) => *torn_down,
+    };
+    // Nobody is answered any more: callers see the end of the channel.
+    drop(calls);
+    let mut report = torn_down.close();
+    report.timings_ms.insert("total", begun.elapsed().as_millis() as u64);
+    report
+}
+
+impl Sealed {
+    fn register(self) -> Result<Registered, Box<RunReport>> {
+        let Sealed { runtime, spec, boot } = self;
+        let failed = |error: String| Box::new(RunReport::unrecorded(spec.run_id(), Verdict::Failed, error));
+        for (what, measured, sealed) in [
+            ("kernel", boot.kernel.digest, spec.image().kernel),
+            ("initramfs", boot.initramfs.digest, spec.image().initramfs),
+            ("root image", boot.root.digest, spec.image().root),
+        ] {
+            if measured != sealed {
+                return Err(failed(format!("the {what} at hand is not the one that the spec names")));
+            }
+        }
+        let fold = VerdictFold::new(&spec, None).map_err(|error| failed(error.to_string()))?;
+        let bundle =
+            Bundle::create(&runtime.out, spec.run_id()).map_err(|error| failed(error.to_string()))?;
+        let begun = runtime
+            .registry
+            .register(spec.run_id(), bundle.dir())
+            .map_err(|error| error.to_string())
+            .and_then(|registration| {
+                let written = bundle.put_file(SPEC, &spec.to_json()).map_err(|error| error.to_string());
+                let ledger = written.and_then(|()| {
+                    LedgerWriter::create(bundle.ledger(), Cadence::default()).map_err(|e| e.to_string())
+                });
+                match ledger {
+                    Ok(ledger) => Ok((registration, ledger)),
+                    Err(error) => {
+                        let _ = registration.abandon();
+                        Err(format!("can't write the bundle at {}: {error}", bundle.dir().display()))
+                    }
+                }
+            });
+        match begun {
+            Ok((registration, ledger)) => {
+                let recorder = Recorder::new(ledger, bundle, fold, runtime.clock.clone());
+                Ok(Registered { runtime, spec, boot, registration, recorder })
+            }
+            Err(error) => {
+                bundle.discard();
+                Err(failed(error))
+            }
+        }
+    }
+}
+
+impl Registered {
+    fn measure(mut self) -> Result<Measured, Box<TornDown>> {
+        match guarded(|| self.record_beginning()) {
+            Ok(()) => Ok(Measured(self)),
+            Err(broken) => Err(Box::new(self.never_started(broken))),
+        }
+    }
+
+    fn record_beginning(&mut self) -> Result<(), RecordError> {
+        let Registered { spec, boot, recorder, .. } = self;
+        recorder.host_lifecycle(Payload::RunBegin)?;
+        let spec_json = spec.to_json();
+        let spec_digest = recorder.bundle().put_object(&spec_json)?;
+        recorder.host_lifecycle(Payload::ProcessSpawn {
+            binary: own_digest(),
+            argv: spec_digest,
+            cwd: NfcString::new("/"),
+        })?;
+        let layers = layers(spec);
+        recorder.host(&HostFact::Spec { run_id: spec.run_id().into(), spec: spec_digest, layers })?;
+        for (what, input) in [("kernel", &boot.kernel), ("initramfs", &boot.initramfs), ("root", &boot.root)]
+        {
+            let fact = HostFact::Measured { what: what.into(), digest: input.digest, bytes: input.bytes };
+            recorder.host(&fact)?;
+        }
+        let proven = match Judge::prove(spec) {
+            Ok(rules) => HostFact::SwitchProven { rules: rules as u64 },
+            Err(unproven) => HostFact::fault("kill switch", &unproven),
+        };
+        recorder.host(&proven)
+    }
+
+    /// The end of a run whose machine was never started.
+    fn never_started(self, broken: Broken) -> TornDown {
+        let Registered { runtime, spec, mut recorder, registration, .. } = self;
+        let check = registration.abandon();
+        let report = TeardownReport { checks: vec![check], ms: 0 };
+        let (error, broken) = broken.settle(&mut recorder, "measure");
+        TornDown {
+            runtime,
+            spec,
+            recorder,
+            facts: None,
+            console: Captured::default(),
+            report,
+            broken,
+            timings: Timings::new(),
+            error: Some(error),
+        }
+    }
+}
+
+impl Measured {
+    fn boot(self) -> Result<Booted, Box<TornDown>> {
+        let Measured(registered) = self;
+        if registered.recorder.trip().is_some() {
+            let unproven = Broken::Known("the kill switch does not work".into());
+            return Err(Box::new(registered.never_started(unproven)));
+        }
+        let Registered { runtime, spec, boot, registration, mut recorder } = registered;
+        let limits = spec.limits();
+        let started = Instant::now();
+        let begun = guarded(|| {
+            let workspace = Workspace::blank(&runtime.cache, limits.disk_mib)?;
+            Ok::<_, hotcell_vm::DiskError>(VmPlan {
+                run_id: spec.run_id().into(),
+                kernel: boot.kernel,
+                initramfs: boot.initramfs,
+                root: boot.root,
+                workspace,
+                vcpus: limits.vcpus,
+                memory_mib: limits.memory_mib,
+                acceleration: runtime.acceleration.clone(),
+                kernel_args: spec.kernel_args().to_vec(),
+            })
+        });
+        let started_vm = match begun {
+            Ok(plan) => catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan)))
+                .unwrap_or_else(|panic| Err(StartFailed::panicked(panic_text(&*panic)))),
+            Err(broken) => Err(StartFailed::not_begun(registration, broken.to_string())),
+        };
+        let vm = match started_vm {
+            Ok(vm) => vm,
+            Err(StartFailed { error, teardown }) => {
+                let report = match teardown {
+                    Ok(proof) => proof.report().clone(),
+                    Err(failed) => failed.report,
+                };
+                let error = error.to_string();
+                let (error, broken) = Broken::Known(error).settle(&mut recorder, "start");
+                return Err(Box::new(TornDown {
+                    runtime,
+                    spec,
+                    recorder,
+                    facts: None,
+                    console: Captured::default(),
+                    report,
+                    broken,
+                    timings: Timings::new(),
+                    error: Some(error),
+                }));
+            }
+        };
+        let timings = Timings::from([("vmm_start", started.elapsed().as_millis() as u64)]);
+        let recorded = guarded(|| record_machine(&mut recorder, vm.facts()));
+        let booted = Booted { runtime, spec, recorder, vm, started, timings };
+        match recorded {
+            Ok(()) => Ok(booted),
+            Err(broken) => {
+                booted.vm.kill();
+                let mut exited = booted.exited(None);
+                let (error, broken) = broken.settle(&mut exited.recorder, "start");
+                exited.error = Some(error);
+                let mut torn_down = exited.tear_down();
+                torn_down.broken = torn_down.broken.or(broken);
+                Err(Box::new(torn_down))
+            }
+        }
+    }
+}
+
+fn record_machine(recorder: &mut Recorder, facts: &VmmFacts) -> Result<(), RecordError> {
+    recorder.vm_spawned(facts.executable, &facts.argv)?;
+    let details = BTreeMap::from([
+        ("accel_why".to_owned(), facts.acceleration.why.clone()),
+        ("devices".to_owned(), facts.devices.join(" ")),
+        ("root_read_only".to_owned(), facts.root_read_only.to_string()),
+        ("unexpected_devices".to_owned(), facts.unexpected_devices.join(" ")),
+        ("version".to_owned(), facts.version.clone()),
+        ("vmm_pid".to_owned(), facts.process.pid.to_string()),
+    ]);
+    recorder.host(&HostFact::Isolation {
+        backend: facts.backend.into(),
+        accel: facts.acceleration.accel.to_string(),
+        jail: facts.jail.clone(),
+        details,
+    })
+}
+
+impl Booted {
+    fn attend(mut self, calls: &Receiver<Call>) -> Exited {
+        let attended = catch_unwind(AssertUnwindSafe(|| attend(&mut self, calls)));
+        // Whatever happened: from here on the machine does nothing any more.
+        self.vm.kill();
+        let error = match attended {
+            Ok(Attended { error }) => error,
+            Err(panic) => {
+                let text = panic_text(&*panic);
+                let broken = guarded(|| self.recorder.host(&HostFact::fault("driver", &text)));
+                Some(broken.err().map_or(text, |broken| broken.to_string()))
+            }
+        };
+        self.exited(error)
+    }
+
+    fn exited(self, error: Option<String>) -> Exited {
+        let Booted { runtime, spec, recorder, vm, timings, .. } = self;
+        Exited { runtime, spec, recorder, vm, timings, error }
+    }
+}
+
+impl Exited {
+    fn tear_down(self) -> TornDown {
+        let Exited { runtime, spec, mut recorder, vm, mut timings, error } = self;
+        let (facts, console) = (vm.facts().clone(), vm.console());
+        let report = match vm.destroy() {
+            Ok(proof) => proof.report().clone(),
+            Err(failed) => failed.report,
+        };
+        timings.insert("teardown", report.ms);
+        // The kill first, the writing after.
+        let broken = guarded(|| {
+            recorder.kill()?;
+            recorder.vm_exited(-9)
+        })
+        .err()
+        .map(|broken| broken.to_string());
+        TornDown { runtime, spec, recorder, facts: Some(facts), console, report, broken, timings, error }
+    }
+}
+
+impl TornDown {
+    fn close(self) -> RunReport {
+        let TornDown { runtime, spec, mut recorder, facts, console, report, broken, timings, error } = self;
+        let mut run_report = RunReport::unrecorded(spec.run_id(), Verdict::Killed, String::new());
+        run_report.error = error;
+        run_report.timings_ms = timings;
+        run_report.bundle = Some(recorder.bundle().dir().to_owned());
+        run_report.teardown = Teardown { verified: report.verified(), ms: report.ms };
+        if let Some(facts) = &facts {
+            run_report.isolation = Isolation {
+                backend: facts.backend.into(),
+                accel: facts.acceleration.accel.to_string(),
+                jail: facts.jail.clone(),
+            };
+        }
+        let checks = report.checks.iter().map(|check| Check {
+            what: check.what.clone(),
+            gone: check.gone,
+            detail: check.detail.clone(),
+        });
+        let fact =
+            HostFact::Teardown { verified: report.verified(), ms: report.ms, checks: checks.collect() };
+        let broken =
+            broken.or_else(|| guarded(|| recorder.host(&fact)).err().map(|broken| broken.to_string()));
+        if let Some(why) = broken {
+            // The record has no end: INCOMPLETE for a verifier, KILLED here.
+            let (derived, _) = recorder.abandon();
+            run_report.conclude(&derived);
+            run_report.verdict = Verdict::Killed;
+            run_report.kill.reasons.push("record_failed".into());
+            run_report.error.get_or_insert(why);
+            return run_report;
+        }
+        let (closed, derived, bundle) = match recorder.close() {
+            Ok(closed) => closed,
+            Err(error) => {
+                run_report.kill.reasons.push("record_failed".into());
+                run_report.error.get_or_insert(error.to_string());
+                return run_report;
+            }
+        };
+        run_report.conclude(&derived);
+        let sealed = guarded(|| {
+            if let Some(advisor) = &runtime.advisor {
+                run_report.advisory = advisor(&closed);
+            }
+            if console.total > 0 {
+                bundle.put_file(CONSOLE, &console.bytes)?;
+            }
+            let mut json = serde_json::to_vec_pretty(&run_report)?;
+            json.push(b'\n');
+            bundle.put_file(REPORT, &json)?;
+            bundle::seal(bundle.dir(), spec.run_id(), &closed, &runtime.key)
+                .map_err(|error| io::Error::other(error.to_string()))
+        });
+        if let Err(broken) = sealed {
+            run_report.verdict = Verdict::Killed;
+            run_report.kill.reasons.push("record_failed".into());
+            run_report.error.get_or_insert(broken.to_string());
+        }
+        run_report
+    }
+}
+
+/// Why a phase did not come to its end.
+enum Broken {
+    /// An error that was foreseen.
+    Known(String),
+    /// The record could not be written.
+    Record(String),
+    /// A panic.
+    Panic(String),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Known(text) | Broken::Record(text) | Broken::Panic(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Broken {
+    /// Writes down what happened, if that can be; the error's text, and whether the record is broken.
+    fn settle(self, recorder: &mut Recorder, stage: &str) -> (String, Option<String>) {
+        let text = self.to_string();
+        let fact = match self {
+            Broken::Known(_) => HostFact::failed(stage, &text),
+            Broken::Panic(_) => HostFact::fault(stage, &text),
+            Broken::Record(_) => return (text.clone(), Some(text)),
+        };
+        let broken = guarded(|| recorder.host(&fact)).err().map(|broken| broken.to_string());
+        (text, broken)
+    }
+}
+
+/// Runs one step; its error and its panic come back as a value.
+fn guarded<T, E: std::fmt::Display>(step: impl FnOnce() -> Result<T, E>) -> Result<T, Broken> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(Broken::Record(error.to_string())),
+        Err(panic) => Err(Broken::Panic(panic_text(&*panic))),
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("panic: {}", text.unwrap_or_else(|| "without a text".into()))
+}
+
+/// Digest of the running Hotcell executable; zero where it can't be read.
+fn own_digest() -> Digest {
+    use std::sync::OnceLock;
+    static OWN: OnceLock<Digest> = OnceLock::new();
+    *OWN.get_or_init(|| {
+        File::open("/proc/self/exe")
+            .ok()
+            .and_then(|file| Digest::of_reader(file).ok())
+            .unwrap_or(Digest::ZERO)
+    })
+}
+
+/// Which layers can find something in this run, and on what they stand.
+fn layers(spec: &SealedSpec) -> Vec<LayerState> {
+    let state = |layer: &str, armed: bool, basis: &str| LayerState {
+        layer: layer.into(),
+        armed,
+        basis: basis.into(),
+    };
+    let given = |digest: Option<Digest>, with: &str, without: &str| match digest {
+        Some(digest) => (true, format!("{with} {digest}")),
+        None => (false, without.to_owned()),
+    };
+    let (l3, l3_basis) = given(spec.binaries(), "allowlist", "the image has no binary allowlist");
+    let (l5, l5_basis) = given(spec.fingerprint(), "fingerprint", "no fingerprint was given to compare with");
+    let (l7, l7_basis) = given(spec.baseline(), "baseline", "the image has no environment baseline");
+    vec![
+        state("L1", true, "one machine, no network device, destroyed after"),
+        state("L2", true, "the sealed capability policy"),
+        state("L3", l3, &l3_basis),
+        state("L4", true, "tokens for what the host starts"),
+        state("L5", l5, &l5_basis),
+        state("L6", true, "the guest's narrative against the host's decisions"),
+        state("L7", l7, &l7_basis),
+        state("L8", true, "AMES-V1, signed checkpoint"),
+        state("L9", true, "every host observation as it is recorded"),
+    ]
+}

@@ -1,0 +1,210 @@
+//! The one place that writes the record: object, event, judgement, in this order.
+//!
+//! Evidence and testimony have two methods. The band of the actor is chosen
+//! here, never by a caller: [`Recorder::host`] writes as HOST, [`Recorder::guest`]
+//! takes only what [`Admission`] admitted. Each event goes to the ledger first
+//! and to the judge second, so that nothing can be judged that is not recorded.
+
+use crate::bundle::Bundle;
+use crate::clock::Clock;
+use hotcell_decide::{
+    Admission, Admitted, CapabilityRequest, Decision, DerivedVerdict, Evidence, HostFact, Ruling, Trip,
+    VerdictFold,
+};
+use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, NfcString, Payload, WriteError};
+use std::io;
+use std::sync::Arc;
+
+/// Writes one run's record and judges it as it goes.
+pub(crate) struct Recorder {
+    ledger: LedgerWriter,
+    bundle: Bundle,
+    fold: VerdictFold,
+    clock: Arc<dyn Clock>,
+    admission: Admission,
+    trip: Option<Trip>,
+    kill_recorded: bool,
+}
+
+/// The record can't go on; the run must end.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The ledger's file.
+    #[error(transparent)]
+    Ledger(#[from] WriteError),
+    /// An object's file.
+    #[error("can't write an object of the bundle: {0}")]
+    Object(#[from] io::Error),
+    /// A fact that can't be written: a bug.
+    #[error("a host fact can't be recorded: {0}")]
+    Fact(#[from] hotcell_decide::FactError),
+}
+
+type Recorded = Result<(), RecordError>;
+
+impl Recorder {
+    pub(crate) fn new(
+        ledger: LedgerWriter,
+        bundle: Bundle,
+        fold: VerdictFold,
+        clock: Arc<dyn Clock>,
+    ) -> Recorder {
+        Recorder {
+            ledger,
+            bundle,
+            fold,
+            clock,
+            admission: Admission::new(),
+            trip: None,
+            kill_recorded: false,
+        }
+    }
+
+    pub(crate) fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// What tripped the kill switch, once it has tripped.
+    pub(crate) fn trip(&self) -> Option<&Trip> {
+        self.trip.as_ref()
+    }
+
+    /// Records a host fact.
+    pub(crate) fn host(&mut self, fact: &HostFact) -> Recorded {
+        let (payload, object) = fact.to_payload()?;
+        self.append(ActorId::HOST, None, payload, Some(&object))
+    }
+
+    /// Records a broker's decision.
+    pub(crate) fn decision(&mut self, decision: Decision, request: &CapabilityRequest) -> Recorded {
+        let (payload, object) = decision.to_payload(request);
+        self.append(ActorId::HOST, None, payload, Some(&object))
+    }
+
+    /// Records the beginning or end of the host's own part.
+    pub(crate) fn host_lifecycle(&mut self, payload: Payload) -> Recorded {
+        self.append(ActorId::HOST, None, payload, None)
+    }
+
+    /// Records that the machine exists.
+    pub(crate) fn vm_spawned(&mut self, executable: Digest, argv: &[String]) -> Recorded {
+        let object = argv_object(argv);
+        let payload =
+            Payload::ProcessSpawn { binary: executable, argv: Digest::of(&object), cwd: NfcString::new("/") };
+        self.append(ActorId::VM, Some(ActorId::HOST), payload, Some(&object))
+    }
+
+    /// Records that the machine is gone, and with it everything that lived in it.
+    pub(crate) fn vm_exited(&mut self, code: i32) -> Recorded {
+        for (actor, parent) in self.admission.still_live(self.fold.lineage()) {
+            self.append(actor, Some(parent), Payload::ProcessExit { code: -9 }, None)?;
+        }
+        self.append(ActorId::VM, Some(ActorId::HOST), Payload::ProcessExit { code }, None)
+    }
+
+    /// Records the start of an exec and assigns its actor; `None` when there are too many.
+    pub(crate) fn exec_begun(
+        &mut self,
+        exec: u32,
+        binary: Digest,
+        argv: &[String],
+        cwd: &str,
+    ) -> Result<Option<ActorId>, RecordError> {
+        let Some(actor) = self.admission.begin_exec(exec) else { return Ok(None) };
+        let object = argv_object(argv);
+        let payload = Payload::ProcessSpawn { binary, argv: Digest::of(&object), cwd: NfcString::new(cwd) };
+        self.append(actor, Some(ActorId::VM), payload, Some(&object))?;
+        Ok(Some(actor))
+    }
+
+    /// Records the end of an exec.
+    pub(crate) fn exec_exited(&mut self, actor: ActorId, code: i32) -> Recorded {
+        if !self.fold.lineage().is_live(actor) {
+            return Ok(());
+        }
+        self.append(actor, Some(ActorId::VM), Payload::ProcessExit { code }, None)
+    }
+
+    /// The actor of an exec; the machine itself where the guest named none that exists.
+    pub(crate) fn attribute(&self, exec: u32) -> ActorId {
+        self.admission
+            .exec_actor(exec)
+            .filter(|actor| self.fold.lineage().is_live(*actor))
+            .unwrap_or(ActorId::VM)
+    }
+
+    /// Records a guest's claim if it fits the live lineage, else, once for each kind, that it was refused.
+    pub(crate) fn claim(&mut self, claim: &hotcell_wire::Claim<'_>) -> Recorded {
+        let words = (claim.kind as u8, claim.subject, claim.parent, claim.value, claim.text);
+        match self.admission.admit_wire(words, self.fold.lineage()) {
+            Ok(admitted) => self.guest(admitted),
+            Err(refusal) => refusal.fact.map_or(Ok(()), |fact| self.host(&fact)),
+        }
+    }
+
+    fn guest(&mut self, admitted: Admitted) -> Recorded {
+        let Admitted { actor, parent, payload, object } = admitted;
+        self.append(actor, parent, payload, object.as_deref())
+    }
+
+    /// Records that the machine was stopped, once, after it was.
+    pub(crate) fn kill(&mut self) -> Recorded {
+        let Some(trip) = self.trip.as_ref().filter(|_| !self.kill_recorded) else { return Ok(()) };
+        let fact = trip.to_fact();
+        self.kill_recorded = true;
+        self.host(&fact)
+    }
+
+    /// Seals a block that is old enough.
+    pub(crate) fn tick(&mut self) -> Recorded {
+        let now = self.clock.now_ns();
+        Ok(self.ledger.tick(now)?)
+    }
+
+    /// Writes the end of the record. The verdict is derived from what is recorded.
+    pub(crate) fn close(mut self) -> Result<(ClosedLedger, DerivedVerdict, Bundle), RecordError> {
+        for fact in self.admission.summary() {
+            self.host(&fact)?;
+        }
+        let verdict = self.fold.closing().to_fact();
+        self.host(&verdict)?;
+        self.host_lifecycle(Payload::ProcessExit { code: 0 })?;
+        self.host_lifecycle(Payload::RunEnd)?;
+        let derived = self.fold.finish();
+        Ok((self.ledger.close()?, derived, self.bundle))
+    }
+
+    /// What the record comes to where it can't be closed.
+    pub(crate) fn abandon(self) -> (DerivedVerdict, Bundle) {
+        (self.fold.closing(), self.bundle)
+    }
+
+    fn append(
+        &mut self,
+        actor: ActorId,
+        parent: Option<ActorId>,
+        payload: Payload,
+        object: Option<&[u8]>,
+    ) -> Recorded {
+        if let Some(bytes) = object {
+            self.bundle.put_object(bytes)?;
+        }
+        let event = self.ledger.append(actor, parent, payload, self.clock.now_ns())?;
+        let needed = Evidence::object_of(&event).and(object);
+        if let Ruling::Kill(trip) = self.fold.event(&event, needed)
+            && self.trip.is_none()
+        {
+            self.trip = Some(trip.clone());
+        }
+        Ok(())
+    }
+}
+
+/// A JSON array of strings: the argv object of a spawn.
+fn argv_object(argv: &[String]) -> Vec<u8> {
+    serde_json::to_vec(argv).unwrap_or_default()
+}

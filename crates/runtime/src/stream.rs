@@ -1,0 +1,347 @@
+//! An exec's streams on the host: bounded whatever either end does.
+//!
+//! Output: the channel reader puts bytes into a buffer that is never larger than
+//! the credit that the host gave; a thread per stream takes them out, hashes all
+//! of them, keeps the first `output_mib` as an object, passes everything through
+//! to the caller, and gives the credit back. Input: a thread reads the caller's
+//! bytes and sends no more than the guest's credit.
+
+use crate::bundle::PendingObject;
+use crate::channel::ToGuest;
+use crossbeam_channel::Sender;
+use hotcell_ledger::Digest;
+use hotcell_wire::{STREAM_CHUNK, STREAM_WINDOW, Stream};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Where an exec's stdin comes from.
+#[derive(Debug, Default)]
+pub enum Stdin {
+    /// Nothing: end of file at once.
+    #[default]
+    Empty,
+    /// These bytes, then end of file.
+    Bytes(Vec<u8>),
+    /// A file, pipe or terminal, until it ends.
+    Descriptor(OwnedFd),
+}
+
+/// Where an exec's output goes, besides the record.
+pub type Output = Option<Box<dyn Write + Send>>;
+
+/// An exec's streams as the caller has them.
+#[derive(Default)]
+pub struct ExecIo {
+    /// Standard input.
+    pub stdin: Stdin,
+    /// Standard output; `None`: only recorded.
+    pub stdout: Output,
+    /// Standard error; `None`: only recorded.
+    pub stderr: Output,
+}
+
+/// What came of one output stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamTotals {
+    /// Bytes that came.
+    pub total_bytes: u64,
+    /// Bytes that were kept, the first ones.
+    pub kept_bytes: u64,
+    /// Digest of all that came.
+    pub whole: Digest,
+    /// The object that holds what was kept.
+    pub kept: Digest,
+}
+
+impl StreamTotals {
+    /// Whether less was kept than came.
+    pub fn truncated(&self) -> bool {
+        self.kept_bytes < self.total_bytes
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug, Default)]
+struct Buffer {
+    bytes: Vec<u8>,
+    /// Bytes that the guest may still send.
+    credit: usize,
+    ended: bool,
+}
+
+#[derive(Debug, Default)]
+struct Sink {
+    buffer: Mutex<Buffer>,
+    changed: Condvar,
+}
+
+impl Sink {
+    fn end(&self) {
+        lock(&self.buffer).ended = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The sinks of all live execs, shared by the reader and the driver.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sinks {
+    all: Arc<Mutex<BTreeMap<u32, [Arc<Sink>; 2]>>>,
+}
+
+impl Sinks {
+    /// Opens the two sinks of an exec, before the guest hears of it.
+    fn open(&self, exec: u32) -> [Arc<Sink>; 2] {
+        let sink = || {
+            let buffer = Buffer { credit: STREAM_WINDOW as usize, ..Buffer::default() };
+            Arc::new(Sink { buffer: Mutex::new(buffer), changed: Condvar::new() })
+        };
+        let sinks = [sink(), sink()];
+        lock(&self.all).insert(exec, sinks.clone());
+        sinks
+    }
+
+    /// Takes output of the guest.
+    pub(crate) fn push(&self, exec: u32, stream: Stream, bytes: &[u8]) -> Result<(), String> {
+        let found = lock(&self.all).get(&exec).map(|[stdout, stderr]| match stream {
+            Stream::Stdout => Arc::clone(stdout),
+            Stream::Stderr => Arc::clone(stderr),
+        });
+        let sink = found.ok_or_else(|| format!("output of exec {exec}, which does not run"))?;
+        let mut buffer = lock(&sink.buffer);
+        buffer.credit = buffer
+            .credit
+            .checked_sub(bytes.len())
+            .ok_or_else(|| format!("more output of exec {exec} than it had credit for"))?;
+        buffer.bytes.extend_from_slice(bytes);
+        drop(buffer);
+        sink.changed.notify_one();
+        Ok(())
+    }
+
+    /// Ends the streams of an exec; its id is free for no one.
+    pub(crate) fn end(&self, exec: u32) -> Result<(), String> {
+        let found = lock(&self.all).remove(&exec);
+        let sinks = found.ok_or_else(|| format!("the end of exec {exec}, which does not run"))?;
+        sinks.iter().for_each(|sink| sink.end());
+        Ok(())
+    }
+
+    /// Ends all streams: the channel is gone.
+    pub(crate) fn end_all(&self) {
+        let all = std::mem::take(&mut *lock(&self.all));
+        all.values().flatten().for_each(|sink| sink.end());
+    }
+}
+
+/// What a finished stream says to the driver.
+#[derive(Debug)]
+pub(crate) struct StreamDone {
+    pub(crate) exec: u32,
+    pub(crate) stream: Stream,
+    /// The error is the host's disk.
+    pub(crate) totals: io::Result<StreamTotals>,
+}
+
+/// Where a finished stream reports.
+pub(crate) type OnDone = Arc<dyn Fn(StreamDone) + Send + Sync>;
+
+/// Opens the sinks of an exec and starts their threads.
+pub(crate) fn start_outputs(
+    sinks: &Sinks,
+    exec: u32,
+    outputs: [(Stream, Output, PendingObject); 2],
+    limit: u64,
+    to_guest: &Sender<ToGuest>,
+    on_done: &OnDone,
+) {
+    let opened = sinks.open(exec);
+    for (sink, (stream, pass, keep)) in opened.into_iter().zip(outputs) {
+        let (to_guest, on_done) = (to_guest.clone(), Arc::clone(on_done));
+        std::thread::spawn(move || {
+            let totals = drain(&sink, pass, keep, limit, |bytes| {
+                let _ = to_guest.send(ToGuest::Credit(exec, stream, bytes));
+            });
+            on_done(StreamDone { exec, stream, totals });
+        });
+    }
+}
+
+fn drain(
+    sink: &Sink,
+    mut pass: Output,
+    mut keep: PendingObject,
+    limit: u64,
+    mut give_credit: impl FnMut(u32),
+) -> io::Result<StreamTotals> {
+    let (mut whole, mut kept) = (blake3::Hasher::new(), blake3::Hasher::new());
+    let (mut total_bytes, mut kept_bytes) = (0u64, 0u64);
+    let mut failure = None;
+    let mut taken = Vec::new();
+    loop {
+        taken.clear();
+        {
+            let waiting = sink.changed.wait_while(lock(&sink.buffer), |b| b.bytes.is_empty() && !b.ended);
+            let mut buffer = waiting.unwrap_or_else(PoisonError::into_inner);
+            std::mem::swap(&mut taken, &mut buffer.bytes);
+        }
+        if taken.is_empty() {
+            break;
+        }
+        whole.update(&taken);
+        total_bytes += taken.len() as u64;
+        let room = usize::try_from(limit - kept_bytes).unwrap_or(usize::MAX).min(taken.len());
+        if let Some(part) = taken.get(..room).filter(|part| !part.is_empty() && failure.is_none()) {
+            match keep.write(part) {
+                Ok(()) => {
+                    kept.update(part);
+                    kept_bytes += part.len() as u64;
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        // A caller who no longer reads does not stop the run; the record goes on.
+        if pass.as_mut().is_some_and(|to| to.write_all(&taken).and_then(|()| to.flush()).is_err()) {
+            pass = None;
+        }
+        lock(&sink.buffer).credit += taken.len();
+        give_credit(taken.len() as u32);
+    }
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    let digest = |hasher: blake3::Hasher| Digest::from_bytes(*hasher.finalize().as_bytes());
+    let totals = StreamTotals { total_bytes, kept_bytes, whole: digest(whole), kept: digest(kept) };
+    keep.finish(totals.kept)?;
+    Ok(totals)
+}
+
+/// A running stdin.
+#[derive(Debug)]
+pub(crate) struct StdinPump {
+    credit: Arc<(Mutex<Credit>, Condvar)>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Credit {
+    bytes: usize,
+    stopped: bool,
+}
+
+impl StdinPump {
+    /// Starts to send; sends the end of stdin when the source ends.
+    pub(crate) fn start(exec: u32, source: Stdin, to_guest: Sender<ToGuest>) -> io::Result<StdinPump> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let watch = stop.try_clone()?;
+        let credit = Credit { bytes: STREAM_WINDOW as usize, stopped: false };
+        let credit = Arc::new((Mutex::new(credit), Condvar::new()));
+        let shared = Arc::clone(&credit);
+        let thread = std::thread::spawn(move || pump(exec, source, &watch, &shared, &to_guest));
+        Ok(StdinPump { credit, stop, thread: Some(thread) })
+    }
+
+    /// The guest may be sent so many bytes more.
+    pub(crate) fn add_credit(&self, bytes: u32) {
+        let (credit, changed) = &*self.credit;
+        let mut credit = lock(credit);
+        // More than a window is a lie and gains nothing.
+        credit.bytes = (credit.bytes + bytes as usize).min(STREAM_WINDOW as usize);
+        changed.notify_one();
+    }
+
+    /// Stops reading the source.
+    pub(crate) fn stop(&self) {
+        let (credit, changed) = &*self.credit;
+        lock(credit).stopped = true;
+        changed.notify_all();
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for StdinPump {
+    fn drop(&mut self) {
+        self.stop();
+        // A thread that is inside a read of the source can't be waited for; it
+        // ends with the next byte, and holds nothing but the source.
+        drop(self.thread.take());
+    }
+}
+
+fn pump(
+    exec: u32,
+    mut source: Stdin,
+    stop: &OwnedFd,
+    credit: &(Mutex<Credit>, Condvar),
+    to_guest: &Sender<ToGuest>,
+) {
+    let mut chunk = vec![0; STREAM_CHUNK];
+    let mut given = 0;
+    loop {
+        let allowed = {
+            let (credit, changed) = credit;
+            let waiting = changed.wait_while(lock(credit), |credit| credit.bytes == 0 && !credit.stopped);
+            let credit = waiting.unwrap_or_else(PoisonError::into_inner);
+            if credit.stopped {
+                return;
+            }
+            credit.bytes.min(STREAM_CHUNK)
+        };
+        let count = match &mut source {
+            Stdin::Empty => 0,
+            Stdin::Bytes(bytes) => {
+                let rest = bytes.get(given..).unwrap_or_default();
+                let count = rest.len().min(allowed);
+                chunk.iter_mut().zip(rest).take(count).for_each(|(to, from)| *to = *from);
+                given += count;
+                count
+            }
+            Stdin::Descriptor(fd) => {
+                match read_some(fd, stop, chunk.get_mut(..allowed).unwrap_or_default()) {
+                    Some(count) => count,
+                    None => return,
+                }
+            }
+        };
+        let sent = match chunk.get(..count) {
+            Some(bytes) if count > 0 => to_guest.send(ToGuest::Stdin(exec, bytes.to_vec())),
+            _ => to_guest.send(ToGuest::StdinEof(exec)),
+        };
+        if sent.is_err() || count == 0 {
+            return;
+        }
+        let mut credit = lock(&credit.0);
+        credit.bytes = credit.bytes.saturating_sub(count);
+    }
+}
+
+/// Bytes read; 0 at the end or on an error; `None` when told to stop.
+fn read_some(fd: &OwnedFd, stop: &OwnedFd, into: &mut [u8]) -> Option<usize> {
+    loop {
+        let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return Some(0),
+        }
+        let [source, stopped] = &fds;
+        if !stopped.revents().is_empty() {
+            return None;
+        }
+        if source.revents().is_empty() {
+            continue;
+        }
+        match rustix::io::read(fd.as_fd(), &mut *into) {
+            Ok(count) => return Some(count),
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+            Err(_) => return Some(0),
+        }
+    }
+}

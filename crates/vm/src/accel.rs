@@ -1,0 +1,108 @@
+//! Which accelerator a machine gets.
+
+use hotcell_sys::host::{KvmProbe, probe_kvm};
+use std::fmt;
+
+/// What the operator asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum AccelChoice {
+    /// KVM where it really executes guest code, else TCG; always said which.
+    #[default]
+    Auto,
+    /// KVM or no run.
+    Kvm,
+    /// TCG.
+    Tcg,
+}
+
+/// What executes guest code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    /// Hardware virtualisation.
+    Kvm,
+    /// QEMU's translator: slower, and its correctness is what isolates.
+    Tcg,
+}
+
+impl Accel {
+    /// `kvm` or `tcg`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Accel::Kvm => "kvm",
+            Accel::Tcg => "tcg",
+        }
+    }
+}
+
+impl fmt::Display for Accel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A decided accelerator and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acceleration {
+    /// Which.
+    pub accel: Accel,
+    /// Why, for people and for the record.
+    pub why: String,
+}
+
+/// KVM was asked for and is not to be had.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "KVM was asked for but can't be used: {0}. Use `--accel auto` or `--accel tcg`, or a host with hardware virtualisation"
+)]
+pub struct AccelRefused(String);
+
+impl AccelChoice {
+    /// Decides, by trying KVM where it matters.
+    ///
+    /// # Errors
+    /// KVM was asked for and does not execute guest code at speed.
+    pub fn resolve(self) -> Result<Acceleration, AccelRefused> {
+        self.resolve_with(probe_kvm)
+    }
+
+    fn resolve_with(self, probe: impl FnOnce() -> KvmProbe) -> Result<Acceleration, AccelRefused> {
+        if self == AccelChoice::Tcg {
+            return Ok(Acceleration { accel: Accel::Tcg, why: "asked for".into() });
+        }
+        let why = match probe() {
+            KvmProbe::Usable { rounds_per_second } => {
+                let why = format!("guest code runs at {} M rounds/s", rounds_per_second / 1_000_000);
+                return Ok(Acceleration { accel: Accel::Kvm, why });
+            }
+            KvmProbe::TooSlow { rounds_per_second } => format!(
+                "/dev/kvm exists, but guest code runs at only {} k rounds/s: no hardware virtualisation stands behind it",
+                rounds_per_second / 1_000
+            ),
+            KvmProbe::Unusable(why) => why,
+        };
+        match self {
+            AccelChoice::Kvm => Err(AccelRefused(why)),
+            _ => Ok(Acceleration { accel: Accel::Tcg, why }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kvm_is_used_only_when_it_runs_code() {
+        let usable = || KvmProbe::Usable { rounds_per_second: 900_000_000 };
+        let slow = || KvmProbe::TooSlow { rounds_per_second: 600_000 };
+        let absent = || KvmProbe::Unusable("/dev/kvm: no such file".into());
+        assert_eq!(AccelChoice::Auto.resolve_with(usable).unwrap().accel, Accel::Kvm);
+        assert_eq!(AccelChoice::Kvm.resolve_with(usable).unwrap().accel, Accel::Kvm);
+        assert_eq!(AccelChoice::Auto.resolve_with(slow).unwrap().accel, Accel::Tcg);
+        assert_eq!(AccelChoice::Auto.resolve_with(absent).unwrap().accel, Accel::Tcg);
+        assert!(AccelChoice::Kvm.resolve_with(slow).unwrap_err().to_string().contains("no hardware"));
+        assert!(AccelChoice::Kvm.resolve_with(absent).unwrap_err().to_string().contains("no such file"));
+        let never = || unreachable!("TCG needs no probe");
+        assert_eq!(AccelChoice::Tcg.resolve_with(never).unwrap().accel, Accel::Tcg);
+    }
+}

@@ -1,0 +1,200 @@
+//! What a backend is: something that starts a machine and surely stops it.
+//!
+//! ```text
+//!  Registration ──start──▶ LiveVm ──destroy──▶ TeardownProof
+//!                 │                     └─────▶ TeardownFailed (the registration, for the reaper)
+//!                 └─────▶ StartFailed (what was begun is already taken down again)
+//! ```
+
+use crate::accel::Acceleration;
+use crate::console::Captured;
+use crate::disk::{DiskError, Workspace};
+use crate::process::ProcessId;
+use crate::registry::{Registration, RegistryError};
+use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport, conclude};
+use hotcell_ledger::Digest;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+/// A measured file: what was hashed is what is booted, since the open file goes
+/// to the VMM, not its name.
+#[derive(Debug)]
+pub struct BootInput {
+    /// The open file.
+    pub file: File,
+    /// Its digest.
+    pub digest: Digest,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// What to start. There is no field for a network, a share or a second disk.
+#[derive(Debug)]
+pub struct VmPlan {
+    /// Names the machine; the run's id.
+    pub run_id: String,
+    /// Kernel image.
+    pub kernel: BootInput,
+    /// Initial RAM disk with the guest's PID 1.
+    pub initramfs: BootInput,
+    /// Read-only root image.
+    pub root: BootInput,
+    /// The blank that the workspace disk is copied from.
+    pub workspace: Workspace,
+    /// Virtual processors.
+    pub vcpus: u32,
+    /// Guest memory in MiB.
+    pub memory_mib: u32,
+    /// Accelerator.
+    pub acceleration: Acceleration,
+    /// Words appended to the kernel command line.
+    pub kernel_args: Vec<String>,
+}
+
+/// What the host saw of the VMM after it had started it.
+#[derive(Clone, Debug)]
+pub struct VmmFacts {
+    /// The process.
+    pub process: ProcessId,
+    /// Digest of its executable; zero where it can't be read.
+    pub executable: Digest,
+    /// Its argv.
+    pub argv: Vec<String>,
+    /// `qemu`, …
+    pub backend: &'static str,
+    /// Version as the VMM says.
+    pub version: String,
+    /// Accelerator and why.
+    pub acceleration: Acceleration,
+    /// How the VMM itself is confined.
+    pub jail: String,
+    /// The VMM's own list of devices.
+    pub devices: Vec<String>,
+    /// Devices of that list that were not asked for: a network card would be one.
+    pub unexpected_devices: Vec<String>,
+    /// Whether the VMM holds the root image read-only.
+    pub root_read_only: bool,
+}
+
+/// Starts machines.
+pub trait VmBackend: Send + Sync {
+    /// `qemu`, `kata`, `fake`.
+    fn name(&self) -> &'static str;
+
+    /// Starts one machine. The caller must go on living on the thread that
+    /// calls: the machine dies with it.
+    ///
+    /// # Errors
+    /// Nothing is left behind, or the failure says what.
+    fn start(&self, registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed>;
+}
+
+/// A running machine.
+pub trait LiveVm: Send {
+    /// What the host saw of the VMM.
+    fn facts(&self) -> &VmmFacts;
+
+    /// The byte channel to the guest; once.
+    fn take_channel(&mut self) -> Option<UnixStream>;
+
+    /// A descriptor that becomes readable when the VMM has ended.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    fn exit_event(&self) -> io::Result<OwnedFd>;
+
+    /// Console output so far.
+    fn console(&self) -> Captured;
+
+    /// The last lines of console and VMM messages, for people.
+    fn last_words(&self) -> String;
+
+    /// Bytes that the VMM says were written to the root image; `None` where it does not answer.
+    fn root_bytes_written(&mut self) -> Option<u64>;
+
+    /// Ends the VMM at once, whatever it does; idempotent, does not wait.
+    fn kill(&self);
+
+    /// Ends the VMM, removes what belonged to it, and checks that all is gone.
+    ///
+    /// # Errors
+    /// Something is not known to be gone.
+    fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed>;
+}
+
+/// A machine that did not start.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct StartFailed {
+    /// Why.
+    pub error: StartError,
+    /// What came of taking down what had been begun.
+    pub teardown: Result<TeardownProof, TeardownFailed>,
+}
+
+/// Why a machine did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The VMM's program is not there or can't be executed.
+    #[error("can't start {program}: {source}. Install it (Debian, Ubuntu: qemu-system-x86)")]
+    NoVmm {
+        /// Which program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The VMM ended while it started.
+    #[error("the VMM ended at once ({status}): {stderr}")]
+    Died {
+        /// How.
+        status: String,
+        /// What it said.
+        stderr: String,
+    },
+    /// The VMM's control channel does not answer as it should.
+    #[error("the VMM does not answer: {0}")]
+    Control(String),
+    /// The VMM has a device that it must not have.
+    #[error("the VMM made devices that were not asked for: {0}")]
+    UnexpectedDevice(String),
+    /// The root image is not attached read-only.
+    #[error("the VMM holds the root image writable")]
+    WritableRoot,
+    /// The workspace disk can't be made.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The registry can't be written.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// Nothing was begun.
+    #[error("{0}")]
+    NotBegun(String),
+    /// The backend has a bug.
+    #[error("the backend panicked: {0}")]
+    Panicked(String),
+    /// Another system call failed.
+    #[error("failed to {doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl StartFailed {
+    /// A start that was not begun.
+    pub fn not_begun(registration: Registration, why: String) -> StartFailed {
+        let report = TeardownReport { checks: vec![Check::never_started()], ms: 0 };
+        StartFailed { error: StartError::NotBegun(why), teardown: conclude(registration, report) }
+    }
+
+    /// A backend that panicked: what it had begun is unknown, so nothing is proven.
+    pub fn panicked(text: String) -> StartFailed {
+        StartFailed { error: StartError::Panicked(text), teardown: Err(TeardownFailed::unknown()) }
+    }
+}

@@ -1,0 +1,56 @@
+//! Naming a process so that its number can't be mistaken.
+//!
+//! A pid is reused; a pid with its start time and the boot it belongs to is not.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+
+/// A process, for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcessId {
+    /// The number.
+    pub pid: i32,
+    /// Start time in clock ticks since boot (field 22 of `/proc/PID/stat`, proc(5)).
+    pub start_ticks: u64,
+    /// The boot that `start_ticks` counts from.
+    pub boot_id: String,
+}
+
+impl ProcessId {
+    /// The live process with this number; `None` where there is none.
+    pub fn of(pid: i32) -> Option<ProcessId> {
+        Some(ProcessId { pid, start_ticks: start_ticks(pid)?, boot_id: boot_id()? })
+    }
+
+    /// Whether this very process still exists (a zombie does).
+    pub fn exists(&self) -> bool {
+        boot_id().as_deref() == Some(&self.boot_id) && start_ticks(self.pid) == Some(self.start_ticks)
+    }
+}
+
+/// This boot's id.
+pub fn boot_id() -> Option<String> {
+    Some(fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned())
+}
+
+fn start_ticks(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name is in parentheses and may contain anything, also parentheses.
+    let after_name = stat.get(stat.rfind(')')? + 1..)?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_more_than_its_number() {
+        let me = ProcessId::of(std::process::id() as i32).unwrap();
+        assert!(me.exists());
+        assert!(!ProcessId { start_ticks: me.start_ticks + 1, ..me.clone() }.exists());
+        assert!(!ProcessId { boot_id: "another".into(), ..me }.exists());
+        assert_eq!(ProcessId::of(i32::MAX), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! QEMU's command line. Pure: a plan and descriptor numbers in, arguments out.
+
+use crate::accel::Accel;
+use crate::backend::VmPlan;
+use std::os::fd::RawFd;
+
+/// Name of the virtio port that the guest's init looks for.
+pub(super) const CHANNEL_NAME: &str = "org.hotcell.channel";
+/// Every VMM of ours has this in its `-name`: the reaper's marker.
+pub(super) const NAME_PREFIX: &str = "hotcell-";
+
+/// Descriptor numbers that the VMM inherits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Descriptors {
+    pub(super) kernel: RawFd,
+    pub(super) initramfs: RawFd,
+    pub(super) root: RawFd,
+    pub(super) workspace: RawFd,
+    pub(super) channel: RawFd,
+    pub(super) qmp: RawFd,
+}
+
+/// The machine without a network: `-nodefaults` and `-no-user-config` leave only
+/// what is named here.
+pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -> Vec<String> {
+    let mut args: Vec<String> = Vec::new();
+    let mut put = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
+    put(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+    put(&["-name", &format!("{NAME_PREFIX}{}", plan.run_id)]);
+    let accel = plan.acceleration.accel;
+    // Without a PIT: a microvm under TCG has no second clock that the guest could
+    // calibrate by, tries the PIT, fails on a busy host and hangs. The counter's
+    // rate is given instead (below).
+    let timers = if accel == Accel::Tcg { ",pit=off,pic=off" } else { "" };
+    put(&["-M", &format!("microvm,x-option-roms=off,isa-serial=on,rtc=on,acpi=on{timers}")]);
+    match accel {
+        Accel::Kvm => put(&["-accel", "kvm", "-cpu", "host"]),
+        Accel::Tcg => put(&["-accel", "tcg", "-cpu", "max"]),
+    }
+    put(&["-m", &plan.memory_mib.to_string(), "-smp", &plan.vcpus.to_string()]);
+    put(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
+    put(&["-kernel", &format!("/proc/self/fd/{}", fds.kernel)]);
+    put(&["-initrd", &format!("/proc/self/fd/{}", fds.initramfs)]);
+    put(&["-append", &kernel_command_line(plan, tsc_khz)]);
+    put(&["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
+    for (set, name, fd, options) in [
+        (1, "root", fds.root, "read-only=on"),
+        // The overlay dies with the machine: flushing it to the host's disk serves nobody.
+        (2, "overlay", fds.workspace, "read-only=off,cache.no-flush=on,discard=unmap"),
+    ] {
+        put(&["-add-fd", &format!("fd={fd},set={set},opaque={name}")]);
+        let node =
+            format!("driver=file,filename=/dev/fdset/{set},node-name={name}-file,locking=off,{options}");
+        put(&["-blockdev", &node]);
+        put(&["-blockdev", &format!("driver=raw,file={name}-file,node-name={name},{options}")]);
+        put(&["-device", &format!("virtio-blk-device,drive={name},serial={name}")]);
+    }
+    put(&["-chardev", &format!("socket,id=channel,fd={}", fds.channel)]);
+    put(&["-device", "virtio-serial-device,max_ports=2"]);
+    put(&["-device", &format!("virtserialport,chardev=channel,nr=1,name={CHANNEL_NAME}")]);
+    put(&["-chardev", &format!("socket,id=qmp,fd={}", fds.qmp)]);
+    put(&["-mon", "chardev=qmp,mode=control"]);
+    args
+}
+
+fn kernel_command_line(plan: &VmPlan, tsc_khz: Option<u32>) -> String {
+    let mut line = String::from("console=ttyS0 quiet panic=-1 reboot=t");
+    if plan.acceleration.accel == Accel::Tcg
+        && let Some(khz) = tsc_khz
+    {
+        line.push_str(&format!(" tsc_early_khz={khz} tsc=reliable"));
+    }
+    for word in &plan.kernel_args {
+        line.push(' ');
+        line.push_str(word);
+    }
+    line
+}

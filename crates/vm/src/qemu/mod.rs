@@ -1,0 +1,461 @@
+//! QEMU's microvm behind [`VmBackend`].
+//!
+//! What it guarantees: the VMM inherits exactly the measured files, the
+//! workspace disk and two socket pairs, all as open descriptors: there is no
+//! socket or pipe on the file system that another process could take. Before the
+//! machine counts as started, the VMM's own device list is read: a network
+//! device or a writable root ends it.
+//! What it does not: it does not wait for the guest.
+
+mod args;
+mod qmp;
+
+pub use qmp::QmpError;
+
+use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
+use crate::console::{Captured, Console};
+use crate::process::ProcessId;
+use crate::registry::Registration;
+use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport, conclude};
+use args::Descriptors;
+use hotcell_ledger::Digest;
+use hotcell_sys::host;
+use qmp::Qmp;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long the VMM may take to answer a control command. It answers in
+/// milliseconds; a busy host may take long.
+const CONTROL_DEADLINE: Duration = Duration::from_secs(20);
+/// How long a killed VMM may take to be gone. The kernel needs milliseconds,
+/// longer where it must free much memory.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a VMM whose control channel broke may take to end by itself, so that its own message can be told.
+const LAST_WORDS_DEADLINE: Duration = Duration::from_millis(500);
+
+/// Starts QEMU microvms.
+#[derive(Clone, Debug)]
+pub struct QemuBackend {
+    program: PathBuf,
+}
+
+impl QemuBackend {
+    /// A backend that starts this `qemu-system-x86_64`.
+    pub fn new(program: PathBuf) -> QemuBackend {
+        QemuBackend { program }
+    }
+}
+
+impl VmBackend for QemuBackend {
+    fn name(&self) -> &'static str {
+        "qemu"
+    }
+
+    fn start(&self, registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed> {
+        let begun = Instant::now();
+        match Parts::spawn(&self.program, registration.dir(), &plan) {
+            Err(error) => {
+                let ms = begun.elapsed().as_millis() as u64;
+                let report = TeardownReport { checks: vec![Check::never_started()], ms };
+                Err(StartFailed { error, teardown: conclude(registration, report) })
+            }
+            Ok(parts) => parts.finish_start(registration, plan),
+        }
+    }
+}
+
+/// A spawned VMM that has not been checked yet.
+struct Parts {
+    child: Child,
+    pidfd: OwnedFd,
+    process: ProcessId,
+    console: Console,
+    messages: Console,
+    channel: UnixStream,
+    qmp: UnixStream,
+    program: PathBuf,
+    argv: Vec<String>,
+}
+
+impl Parts {
+    fn spawn(program: &Path, dir: &Path, plan: &VmPlan) -> Result<Parts, StartError> {
+        let io_error = |doing| move |source: io::Error| StartError::Io { doing, source };
+        let workspace = plan.workspace.copy_to(&dir.join("workspace.img"))?;
+        let (channel, channel_far) = UnixStream::pair().map_err(io_error("make the channel"))?;
+        let (qmp, qmp_far) = UnixStream::pair().map_err(io_error("make the control channel"))?;
+        let given = |file: &File| file.try_clone().map_err(io_error("duplicate a descriptor"));
+        let (kernel, initramfs, root) =
+            (given(&plan.kernel.file)?, given(&plan.initramfs.file)?, given(&plan.root.file)?);
+        let fds = Descriptors {
+            kernel: kernel.as_raw_fd(),
+            initramfs: initramfs.as_raw_fd(),
+            root: root.as_raw_fd(),
+            workspace: workspace.as_raw_fd(),
+            channel: channel_far.as_raw_fd(),
+            qmp: qmp_far.as_raw_fd(),
+        };
+        let argv = args::arguments(plan, fds, host::tsc_khz());
+        let mut command = Command::new(program);
+        command.args(&argv).env_clear().current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        host::inherit(
+            &mut command,
+            vec![
+                kernel.into(),
+                initramfs.into(),
+                root.into(),
+                workspace.into(),
+                channel_far.into(),
+                qmp_far.into(),
+            ],
+        );
+        host::die_with_owner(&mut command);
+        let mut child =
+            command.spawn().map_err(|source| StartError::NoVmm { program: program.to_owned(), source })?;
+        drop(command);
+        let whole = (|| {
+            let pid = rustix::process::Pid::from_child(&child);
+            let pidfd = pidfd_open(pid, PidfdFlags::empty())
+                .map_err(|errno| StartError::Io { doing: "hold the VMM process", source: errno.into() })?;
+            let process = ProcessId::of(child.id() as i32).ok_or_else(|| StartError::Io {
+                doing: "identify the VMM process",
+                source: io::ErrorKind::NotFound.into(),
+            })?;
+            let pipes = child.stdout.take().zip(child.stderr.take());
+            let (stdout, stderr) = pipes.ok_or_else(|| StartError::Io {
+                doing: "read the console",
+                source: io::ErrorKind::BrokenPipe.into(),
+            })?;
+            Ok((pidfd, process, Console::drain(stdout), Console::drain(stderr)))
+        })();
+        match whole {
+            Ok((pidfd, process, console, messages)) => {
+                let program = program.to_owned();
+                Ok(Parts { child, pidfd, process, console, messages, channel, qmp, program, argv })
+            }
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
+    }
+
+    fn finish_start(
+        self,
+        mut registration: Registration,
+        plan: VmPlan,
+    ) -> Result<Box<dyn LiveVm>, StartFailed> {
+        let Parts { child, pidfd, process, console, messages, channel, qmp, program, argv } = self;
+        let recorded = registration.record_vmm(process.clone());
+        let mut vm = QemuVm {
+            vmm: Vmm { child, pidfd },
+            console,
+            messages,
+            channel: Some(channel),
+            qmp: None,
+            facts: VmmFacts {
+                process,
+                executable: digest_of(&program),
+                argv: std::iter::once(program.display().to_string()).chain(argv).collect(),
+                backend: "qemu",
+                version: String::new(),
+                acceleration: plan.acceleration,
+                jail: "none: QEMU's own seccomp filter only".into(),
+                devices: Vec::new(),
+                unexpected_devices: Vec::new(),
+                root_read_only: false,
+            },
+            registration,
+        };
+        match recorded.map_err(StartError::from).and_then(|()| vm.inspect(qmp)) {
+            Ok(()) => Ok(Box::new(vm)),
+            Err(error) => Err(StartFailed { error, teardown: Box::new(vm).destroy() }),
+        }
+    }
+}
+
+/// The VMM process; ended when it is dropped, whoever drops it.
+struct Vmm {
+    child: Child,
+    pidfd: OwnedFd,
+}
+
+impl Vmm {
+    fn kill(&self) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        self.kill();
+        if wait_readable(&self.pidfd, KILL_DEADLINE) {
+            let _ = self.child.wait();
+        }
+    }
+}
+
+struct QemuVm {
+    vmm: Vmm,
+    console: Console,
+    messages: Console,
+    channel: Option<UnixStream>,
+    qmp: Option<Qmp>,
+    facts: VmmFacts,
+    registration: Registration,
+}
+
+impl QemuVm {
+    /// Asks the VMM what machine it made, and refuses one that was not asked for.
+    fn inspect(&mut self, stream: UnixStream) -> Result<(), StartError> {
+        let answer = Qmp::open(stream, CONTROL_DEADLINE).and_then(|(mut qmp, version)| {
+            let mut devices = Vec::new();
+            for place in
+                ["/machine", "/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"]
+            {
+                devices.extend(children(&qmp.call("qom-list", json!({"path": place}))?));
+            }
+            let root = qmp.call("query-named-block-nodes", json!({"flat": true}))?;
+            Ok((qmp, version, devices, root))
+        });
+        let (qmp, version, mut devices, nodes) = match answer {
+            Ok(answer) => answer,
+            Err(error) => return Err(self.control_failed(error)),
+        };
+        let node = |name: &str| nodes.as_array().and_then(|all| all.iter().find(|n| n["node-name"] == name));
+        self.facts.root_read_only =
+            ["root", "root-file"].iter().all(|name| node(name).is_some_and(|node| node["ro"] == true));
+        devices.sort();
+        self.facts.unexpected_devices = devices.iter().filter(|kind| !is_expected(kind)).cloned().collect();
+        self.facts.devices = devices;
+        self.facts.version = version;
+        self.qmp = Some(qmp);
+        if !self.facts.unexpected_devices.is_empty() {
+            return Err(StartError::UnexpectedDevice(self.facts.unexpected_devices.join(", ")));
+        }
+        if !self.facts.root_read_only {
+            return Err(StartError::WritableRoot);
+        }
+        Ok(())
+    }
+
+    fn control_failed(&mut self, error: QmpError) -> StartError {
+        if !wait_readable(&self.vmm.pidfd, LAST_WORDS_DEADLINE) {
+            return StartError::Control(error.to_string());
+        }
+        let status = match self.vmm.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        // The process is gone, so its end of the pipe is closed and the reader ends.
+        let deadline = Instant::now() + LAST_WORDS_DEADLINE;
+        let mut stderr = self.messages.last_lines(3);
+        while stderr.is_empty() && Instant::now() < deadline {
+            std::thread::yield_now();
+            stderr = self.messages.last_lines(3);
+        }
+        StartError::Died { status, stderr }
+    }
+}
+
+impl LiveVm for QemuVm {
+    fn facts(&self) -> &VmmFacts {
+        &self.facts
+    }
+
+    fn take_channel(&mut self) -> Option<UnixStream> {
+        self.channel.take()
+    }
+
+    fn exit_event(&self) -> io::Result<OwnedFd> {
+        self.vmm.pidfd.try_clone()
+    }
+
+    fn console(&self) -> Captured {
+        self.console.captured()
+    }
+
+    fn last_words(&self) -> String {
+        let (messages, console) = (self.messages.last_lines(5), self.console.last_lines(15));
+        format!("{messages}\n{console}").trim().to_owned()
+    }
+
+    fn root_bytes_written(&mut self) -> Option<u64> {
+        let stats = self.qmp.as_mut()?.call("query-blockstats", json!({"query-nodes": true})).ok()?;
+        let root = stats.as_array()?.iter().find(|node| node["node-name"] == "root-file")?;
+        root["stats"]["wr_bytes"].as_u64()
+    }
+
+    fn kill(&self) {
+        self.vmm.kill();
+    }
+
+    fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
+        let begun = Instant::now();
+        self.kill();
+        let QemuVm { mut vmm, console, messages, channel, qmp, facts, registration } = *self;
+        let ended = wait_readable(&vmm.pidfd, KILL_DEADLINE);
+        let reaped = ended.then(|| vmm.child.wait());
+        let exists = facts.process.exists();
+        let process = Check {
+            what: format!("VMM process {}", facts.process.pid),
+            gone: !exists,
+            detail: match reaped {
+                Some(Ok(status)) => format!("reaped, {status}"),
+                Some(Err(error)) => format!("can't be reaped: {error}"),
+                None => format!("still there {} s after SIGKILL", KILL_DEADLINE.as_secs()),
+            },
+        };
+        let mut checks = vec![process];
+        // Both sockets are ends of pairs: with ours dropped, nothing of them is left
+        // to name; that the far end is closed shows that no other process holds it.
+        if let Some(channel) = channel {
+            checks.push(closed("channel", &channel));
+        }
+        drop(qmp);
+        if !exists {
+            console.finish();
+            messages.finish();
+        }
+        let report = TeardownReport { checks, ms: begun.elapsed().as_millis() as u64 };
+        conclude(registration, report)
+    }
+}
+
+/// The far end of a socket pair is closed when reading ends.
+fn closed(what: &str, stream: &UnixStream) -> Check {
+    let mut byte = [0; 4096];
+    let mut left = 1024;
+    let outcome = loop {
+        if let Err(error) = stream.set_nonblocking(true) {
+            break Err(error);
+        }
+        match io::Read::read(&mut &*stream, &mut byte) {
+            Ok(0) => break Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break Ok(()),
+            Ok(_) if left > 0 => left -= 1,
+            Ok(_) => break Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => break Err(error),
+        }
+    };
+    let (gone, detail) = match outcome {
+        Ok(()) => (true, "far end closed".to_owned()),
+        Err(error) => (false, format!("far end still open: {error}")),
+    };
+    Check { what: what.into(), gone, detail }
+}
+
+fn wait_readable(fd: &OwnedFd, deadline: Duration) -> bool {
+    let end = Instant::now() + deadline;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout =
+            rustix::time::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Types of the objects in one place of QEMU's object tree.
+fn children(list: &Value) -> impl Iterator<Item = String> {
+    list.as_array().into_iter().flatten().filter_map(|property| {
+        let kind = property["type"].as_str()?;
+        Some(kind.strip_prefix("child<")?.strip_suffix('>')?.to_owned())
+    })
+}
+
+/// Types that a machine of ours consists of, as QEMU 7.2 to 10 name them. Anything
+/// else, a network card above all, was not asked for.
+const EXPECTED_DEVICES: &[&str] = &[
+    "x86_64-cpu",
+    "acpi-ged",
+    "acpi-ged-x86",
+    "apic",
+    "container",
+    "fw_cfg_io",
+    "i8042",
+    "i8259",
+    "i8254",
+    "ioapic",
+    "irq",
+    "isa-i8259",
+    "isa-pit",
+    "isa-serial",
+    "isabus-bridge",
+    "ISA",
+    "kvmvapic",
+    "kvm-apic",
+    "kvm-i8259",
+    "kvm-ioapic",
+    "kvm-pit",
+    "kvmclock",
+    "mc146818rtc",
+    "memory-backend-file",
+    "memory-backend-memfd",
+    "memory-backend-ram",
+    "memory-region",
+    "microvm-machine",
+    "nvic",
+    "System",
+    "virtio-blk-device",
+    "virtio-bus",
+    "virtio-mmio",
+    "virtio-mmio-bus",
+    "virtio-serial-bus",
+    "virtio-serial-device",
+    "virtserialport",
+];
+
+fn is_expected(kind: &str) -> bool {
+    EXPECTED_DEVICES.contains(&kind) || kind.ends_with("-x86_64-cpu")
+}
+
+fn digest_of(program: &Path) -> Digest {
+    File::open(program).ok().and_then(|file| Digest::of_reader(file).ok()).unwrap_or(Digest::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_network_card_of_qemu_is_expected() {
+        for kind in [
+            "virtio-net-device",
+            "virtio-net-pci",
+            "e1000",
+            "e1000e",
+            "i82550",
+            "i82559er",
+            "ne2k_pci",
+            "ne2k_isa",
+            "pcnet",
+            "pvrdma",
+            "rocker",
+            "rtl8139",
+            "tulip",
+            "usb-net",
+            "vmxnet3",
+            "vhost-vsock-device",
+            "vhost-user-vsock-device",
+            "virtio-9p-device",
+            "vhost-user-fs-device",
+        ] {
+            assert!(!is_expected(kind), "{kind}");
+        }
+        assert!(is_expected("max-x86_64-cpu") && is_expected("virtio-blk-device"));
+    }
+}

@@ -1,0 +1,93 @@
+//! The proof that a machine is gone.
+
+use crate::registry::Registration;
+use serde::{Deserialize, Serialize};
+
+/// One thing that had to be gone, and whether it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// What was looked for.
+    pub what: String,
+    /// Whether it is gone.
+    pub gone: bool,
+    /// How that was seen.
+    pub detail: String,
+}
+
+impl Check {
+    /// Of a machine that was never started.
+    pub(crate) fn never_started() -> Check {
+        Check { what: "VMM process".into(), gone: true, detail: "was never started".into() }
+    }
+}
+
+/// All that was looked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeardownReport {
+    /// The checks, in the order in which they were made.
+    pub checks: Vec<Check>,
+    /// From the order to stop to the last check, milliseconds.
+    pub ms: u64,
+}
+
+impl TeardownReport {
+    /// Whether all is gone. A report without a check proves nothing.
+    pub fn verified(&self) -> bool {
+        !self.checks.is_empty() && self.checks.iter().all(|check| check.gone)
+    }
+}
+
+/// A machine was destroyed and all its parts were seen to be gone. Made only by
+/// a teardown whose every check passed.
+#[derive(Debug)]
+#[must_use = "the proof belongs in the record"]
+pub struct TeardownProof {
+    report: TeardownReport,
+}
+
+impl TeardownProof {
+    /// What was checked.
+    pub fn report(&self) -> &TeardownReport {
+        &self.report
+    }
+}
+
+/// Something is not known to be gone. The registration stays, so that the reaper finds it.
+#[derive(Debug)]
+#[must_use = "what is left must be recorded"]
+pub struct TeardownFailed {
+    /// Still on disk; none where the backend lost it.
+    pub registration: Option<Registration>,
+    /// What was checked.
+    pub report: TeardownReport,
+}
+
+impl TeardownFailed {
+    /// Nothing is known.
+    pub(crate) fn unknown() -> TeardownFailed {
+        let check = Check { what: "everything".into(), gone: false, detail: "the backend panicked".into() };
+        TeardownFailed { registration: None, report: TeardownReport { checks: vec![check], ms: 0 } }
+    }
+}
+
+/// Ends a registration by the checks that were made: gone only if every one passed.
+pub(crate) fn conclude(
+    registration: Registration,
+    mut report: TeardownReport,
+) -> Result<TeardownProof, TeardownFailed> {
+    if !report.verified() {
+        return Err(TeardownFailed { registration: Some(registration), report });
+    }
+    match registration.release() {
+        Ok(check) => {
+            report.checks.push(check);
+            Ok(TeardownProof { report })
+        }
+        Err((registration, check)) => {
+            report.checks.push(check);
+            Err(TeardownFailed { registration: Some(registration), report })
+        }
+    }
+}
