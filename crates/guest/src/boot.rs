@@ -9,6 +9,7 @@
 use crate::cgroup::{self, Workload};
 use crate::last::{Doing, Failure};
 use crate::limits::DEVICE_PATIENCE;
+use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::reaper::{self, Reaper};
 use crate::requests;
@@ -42,6 +43,7 @@ pub(crate) struct Booted {
     pub(crate) ground: Ground,
     pub(crate) reaper: Reaper,
     pub(crate) workload: Workload,
+    pub(crate) oom: OomLog,
     pub(crate) listener: OwnedFd,
 }
 
@@ -55,6 +57,7 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
     hotcell_sys::guest::loopback_up().doing(|| "bring the loopback interface up".into())?;
     harden_kernel()?;
     let workload = Workload::create()?;
+    let oom = OomLog::open()?;
     let listener = requests::listen()?;
     let filter = syscalls::filter().doing(|| "compile the system call filter".into())?;
     shed_privileges()?;
@@ -67,7 +70,7 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
         .doing(|| "watch the workload".into())?;
     let port = open_channel()?;
     poll.watch(&port, Source::Channel).doing(|| "watch the channel".into())?;
-    Ok(Booted { poll, port, ground: Ground { null, view, filter }, reaper, workload, listener })
+    Ok(Booted { poll, port, ground: Ground { null, view, filter }, reaper, workload, oom, listener })
 }
 
 fn mount_own() -> Result<(), Failure> {

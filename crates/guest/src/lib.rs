@@ -31,6 +31,7 @@ mod confine;
 mod exec;
 mod last;
 pub mod limits;
+mod oom;
 mod pack;
 mod poll;
 mod reaper;

@@ -15,6 +15,7 @@ use crate::configure::{self, Configured};
 use crate::exec::Exec;
 use crate::last::{self, Doing, Failure};
 use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
+use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::reaper::Reaper;
 use crate::requests::Requests;
@@ -59,6 +60,7 @@ struct Init {
     channel: Channel,
     ground: Ground,
     workload: Workload,
+    oom: OomLog,
     requests: Requests,
     configured: Option<Configured>,
     collecting: BTreeMap<u32, Collecting>,
@@ -72,12 +74,13 @@ struct Init {
 
 /// Serves until the machine ends.
 pub(crate) fn serve(booted: Booted) -> ! {
-    let Booted { poll, port, ground, reaper, workload, listener } = booted;
+    let Booted { poll, port, ground, reaper, workload, oom, listener } = booted;
     let mut init = Init {
         poll,
         channel: Channel::new(port),
         ground,
         workload,
+        oom,
         requests: Requests::new(listener),
         configured: None,
         collecting: BTreeMap::new(),
@@ -301,26 +304,28 @@ impl Init {
         }
         let text = ExecText::decode(&order.text).doing(|| format!("read the texts of exec {id}"))?;
         let Collecting { program, stdin, uid, gid, .. } = order;
-        let oom_kills = self.workload.oom_kills();
         let started = match start::start(&self.ground, id, Order { program, stdin, uid, gid, text }) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };
-        let exec = Exec::new(id, started, oom_kills, &self.poll).doing(|| format!("watch exec {id}"))?;
+        let exec = Exec::new(id, started, &self.poll).doing(|| format!("watch exec {id}"))?;
         self.execs.insert(id, exec);
         Ok(Ok(()))
     }
 
-    /// One chunk of every stream that has one, beginning after where the last round stopped.
+    /// Chunks of all streams in turn while the channel takes them, beginning
+    /// after where the last round stopped.
     fn pump_execs(&mut self) {
-        let ids: Vec<u32> =
-            self.execs.range(self.turn..).chain(self.execs.range(..self.turn)).map(|(&id, _)| id).collect();
-        for id in ids {
-            if !self.channel.takes_data() {
-                self.turn = id;
-                return;
+        while self.execs.values().any(Exec::can_pump) {
+            let (lower, upper) = (self.execs.range(..self.turn), self.execs.range(self.turn..));
+            let ids: Vec<u32> = upper.chain(lower).map(|(&id, _)| id).collect();
+            for id in ids {
+                if !self.channel.takes_data() {
+                    self.turn = id;
+                    return;
+                }
+                self.with_exec(id, Exec::pump);
             }
-            self.with_exec(id, Exec::pump);
         }
     }
 
@@ -329,9 +334,9 @@ impl Init {
         if !waiting {
             return;
         }
-        let oom_kills = self.workload.oom_kills();
+        let oom = &mut self.oom;
         let channel = &mut self.channel;
-        self.execs.retain(|&id, exec| match exec.ended(oom_kills) {
+        self.execs.retain(|&id, exec| match exec.ended(oom) {
             Some(ended) => {
                 channel.send(id, &GuestFrame::ExecEnded(&ended));
                 false
