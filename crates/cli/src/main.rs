@@ -7,6 +7,7 @@ mod exit;
 mod home;
 mod run;
 mod session;
+mod verify;
 
 use clap::Parser;
 use exit::Fatal;
@@ -26,6 +27,8 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        args::Command::Verify(args) => verify::verify(&args),
+        args::Command::Key => verify::key(),
         _ => Err(Fatal::usage("not yet")),
     }
 }
