@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod demo;
 mod exit;
 mod home;
 mod run;
@@ -28,6 +29,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
             Ok(ExitCode::SUCCESS)
         }
         args::Command::Verify(args) => verify::verify(&args),
+        args::Command::Demo(args) => demo::demo(args),
         args::Command::Key => verify::key(),
         _ => Err(Fatal::usage("not yet")),
     }

@@ -4,9 +4,9 @@
 use crate::exit::Fatal;
 use crate::home::{Home, find_program};
 use hotcell_image::{Guest, Store};
-use hotcell_ledger::SigningKey;
-use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{MeasuredBoot, Runtime};
+use hotcell_ledger::{ClosedLedger, SigningKey};
+use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
+use hotcell_runtime::{MeasuredBoot, Opinion, Runtime};
 use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Session {
             key: Arc::new(SigningKey::load_or_create(&self.home.key()).map_err(Fatal::failed)?),
             clock: Runtime::host_clock(),
             boot_deadline,
-            advisor: None,
+            advisor: Some(Arc::new(opinions)),
         })
     }
 
@@ -73,7 +73,8 @@ impl Session {
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
         let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;
-        let boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
+        let mut boot =
+            MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
         if boot.root.digest != image.digest {
             let why = "its digest is not the one that was recorded when it was built";
             return Err(Fatal::failed(format!(
@@ -98,8 +99,35 @@ impl Session {
             command.env.insert(name.into(), value.into());
         }
         draft.command = Some(command);
+        draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
+        draft.binaries = Some(image.manifest.binaries().digest());
+        boot.contents = Some(image.manifest);
         let spec = draft.seal().map_err(Fatal::failed)?;
         Ok((spec, boot))
+    }
+}
+
+/// The advisory layers' findings on a closed record.
+fn opinions(ledger: &ClosedLedger) -> Vec<Opinion> {
+    let text = |value: serde_json::Result<serde_json::Value>| {
+        value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    };
+    match hotcell_advisory::assess(ledger, None) {
+        Ok(findings) => findings
+            .into_iter()
+            .map(|finding| Opinion {
+                layer: text(serde_json::to_value(finding.layer)),
+                kind: text(serde_json::to_value(finding.kind)),
+                subject: finding.subject,
+                detail: finding.detail,
+            })
+            .collect(),
+        Err(error) => vec![Opinion {
+            layer: "L6".into(),
+            kind: "unreadable".into(),
+            subject: "record".into(),
+            detail: error.to_string(),
+        }],
     }
 }
 

@@ -11,7 +11,7 @@ use hotcell_decide::{
     Admission, Admitted, CapabilityRequest, Decision, DerivedVerdict, Evidence, HostFact, Ruling, Trip,
     VerdictFold,
 };
-use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, NfcString, Payload, WriteError};
+use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, Lineage, NfcString, Payload, WriteError};
 use std::io;
 use std::sync::Arc;
 
@@ -104,6 +104,11 @@ impl Recorder {
             self.append(actor, Some(parent), Payload::ProcessExit { code: -9 }, None)?;
         }
         self.append(ActorId::VM, Some(ActorId::HOST), Payload::ProcessExit { code }, None)
+    }
+
+    /// Who is live.
+    pub(crate) fn lineage(&self) -> &Lineage {
+        self.fold.lineage()
     }
 
     /// Records the start of an exec and assigns its actor; `None` when there are too many.
