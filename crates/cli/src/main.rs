@@ -6,6 +6,7 @@ mod args;
 mod demo;
 mod exit;
 mod home;
+mod registry;
 mod run;
 mod session;
 mod verify;
@@ -30,6 +31,8 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
         }
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),
+        args::Command::Ps(args) => registry::ps(args.json),
+        args::Command::Reap(args) => registry::reap(args.json),
         args::Command::Key => verify::key(),
         _ => Err(Fatal::usage("not yet")),
     }

@@ -49,13 +49,18 @@ impl Session {
                 "qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86",
             )
         })?;
+        let registry = Registry::open(&self.home.registry()).map_err(Fatal::failed)?;
+        // What a dead owner left would take memory and disk from this run.
+        for left in registry.reap().map_err(Fatal::failed)? {
+            eprintln!("hotcell: left by a dead owner, {}: {}", left.run_id, left.actions.join("; "));
+        }
         let acceleration: Acceleration = accel.resolve().map_err(Fatal::failed)?;
         let boot_deadline = match acceleration.accel {
             hotcell_vm::Accel::Kvm => BOOT_DEADLINE_KVM,
             hotcell_vm::Accel::Tcg => BOOT_DEADLINE_TCG,
         };
         Ok(Runtime {
-            registry: Registry::open(&self.home.registry()).map_err(Fatal::failed)?,
+            registry,
             backend: Arc::new(QemuBackend::new(program)),
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
