@@ -3,10 +3,11 @@
 //! The reader routes stream data straight to the exec's sinks, within the credit
 //! that the host gave, and hands everything else to the driver. Whatever breaks
 //! the protocol ends the channel: there is no second chance for a hostile peer.
-//! Both threads end when the machine is gone.
+//! Both threads end when the machine is gone. What the driver says goes before what
+//! streams say, so that an order to kill waits behind no data.
 
 use crate::stream::Sinks;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, select};
 use hotcell_wire::{
     Configure, Decision, ExecBegin, ExecEnded, FrameReader, GuestFrame, HostFrame, MAX_PAYLOAD, Reply, Stream,
 };
@@ -136,17 +137,35 @@ fn route(id: u32, frame: GuestFrame<'_>, sinks: &Sinks) -> Result<Option<FromGue
     }))
 }
 
-/// Writes what comes until the queue or the channel ends.
-pub(crate) fn write_frames(channel: Arc<UnixStream>, queue: &Receiver<ToGuest>) {
+/// Writes what comes, until the driver hangs up or the channel ends.
+pub(crate) fn write_frames(channel: Arc<UnixStream>, control: &Receiver<ToGuest>, data: &Receiver<ToGuest>) {
     let mut sequence = 0u32;
     let mut bytes = Vec::with_capacity(READ_CHUNK);
-    while let Ok(first) = queue.recv() {
-        encode(&first, &mut bytes, &mut sequence);
-        // What waits already goes out with it, up to a bound.
+    loop {
+        let mut from_stream = None;
+        select! {
+            recv(control) -> first => match first {
+                Ok(first) => encode(&first, &mut bytes, &mut sequence),
+                Err(_) => return,
+            },
+            // The driver keeps a sender as long as it keeps the other queue's.
+            recv(data) -> first => match first {
+                Ok(first) => from_stream = Some(first),
+                Err(_) => return,
+            },
+        }
+        // An exec is begun on one queue before its streams speak on the other: whatever the driver said before this
+        // message was sent goes out before it.
         while bytes.len() < READ_CHUNK
-            && let Ok(next) = queue.try_recv()
+            && let Ok(next) = control.try_recv()
         {
             encode(&next, &mut bytes, &mut sequence);
+        }
+        if let Some(message) = from_stream {
+            while let Ok(next) = control.try_recv() {
+                encode(&next, &mut bytes, &mut sequence);
+            }
+            encode(&message, &mut bytes, &mut sequence);
         }
         if (&*channel).write_all(&bytes).is_err() {
             return;
