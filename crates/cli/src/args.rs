@@ -22,7 +22,11 @@ pub(crate) enum Command {
     /// The tour: a clean run, a breach stopped mid-run, a lying guest.
     Demo(Demo),
     /// Say what this host can do, proven by trying it.
-    Doctor(Doctor),
+    Doctor(Json),
+    /// List the runs that live, and those whose owner died.
+    Ps(Json),
+    /// End what dead owners left.
+    Reap(Json),
     /// Images that machines boot.
     #[command(subcommand)]
     Image(Image),
@@ -93,18 +97,19 @@ pub(crate) struct Verify {
     pub(crate) json: bool,
 }
 
+/// A command whose one flag is the form of its answer.
+#[derive(Debug, Args)]
+pub(crate) struct Json {
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
     /// Folder in which the three records are made.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Doctor {
-    /// Print the result as JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -37,6 +37,10 @@ impl Fatal {
         Fatal { code: USAGE, text: error.to_string() }
     }
 
+    pub(crate) fn with_code(code: u8, error: impl std::fmt::Display) -> Fatal {
+        Fatal { code, text: error.to_string() }
+    }
+
     /// Prints it as one paragraph.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("hotcell: {}", self.text.trim_end());

@@ -3,10 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod demo;
 mod exit;
 mod home;
+mod registry;
 mod run;
 mod session;
+mod verify;
 
 use clap::Parser;
 use exit::Fatal;
@@ -26,6 +29,11 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        args::Command::Verify(args) => verify::verify(&args),
+        args::Command::Demo(args) => demo::demo(args),
+        args::Command::Ps(args) => registry::ps(args.json),
+        args::Command::Reap(args) => registry::reap(args.json),
+        args::Command::Key => verify::key(),
         _ => Err(Fatal::usage("not yet")),
     }
 }

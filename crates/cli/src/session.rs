@@ -4,9 +4,9 @@
 use crate::exit::Fatal;
 use crate::home::{Home, find_program};
 use hotcell_image::{Guest, Store};
-use hotcell_ledger::SigningKey;
-use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{MeasuredBoot, Patience, Runtime};
+use hotcell_ledger::{ClosedLedger, SigningKey};
+use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
+use hotcell_runtime::{MeasuredBoot, Opinion, Patience, Runtime};
 use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,13 +49,18 @@ impl Session {
                 "qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86",
             )
         })?;
+        let registry = Registry::open(&self.home.registry()).map_err(Fatal::failed)?;
+        // What a dead owner left would take memory and disk from this run.
+        for left in registry.reap().map_err(Fatal::failed)? {
+            eprintln!("hotcell: left by a dead owner, {}: {}", left.run_id, left.actions.join("; "));
+        }
         let acceleration: Acceleration = accel.resolve().map_err(Fatal::failed)?;
         let boot_deadline = match acceleration.accel {
             hotcell_vm::Accel::Kvm => BOOT_DEADLINE_KVM,
             hotcell_vm::Accel::Tcg => BOOT_DEADLINE_TCG,
         };
         Ok(Runtime {
-            registry: Registry::open(&self.home.registry()).map_err(Fatal::failed)?,
+            registry,
             backend: Arc::new(QemuBackend::new(program)),
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
@@ -64,7 +69,7 @@ impl Session {
             clock: Runtime::host_clock(),
             boot_deadline,
             patience: Patience::default(),
-            advisor: None,
+            advisor: Some(Arc::new(opinions)),
         })
     }
 
@@ -74,7 +79,8 @@ impl Session {
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
         let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;
-        let boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
+        let mut boot =
+            MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
         if boot.root.digest != image.digest {
             let why = "its digest is not the one that was recorded when it was built";
             return Err(Fatal::failed(format!(
@@ -99,8 +105,35 @@ impl Session {
             command.env.insert(name.into(), value.into());
         }
         draft.command = Some(command);
+        draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
+        draft.binaries = Some(image.manifest.binaries().digest());
+        boot.contents = Some(image.manifest);
         let spec = draft.seal().map_err(Fatal::failed)?;
         Ok((spec, boot))
+    }
+}
+
+/// The advisory layers' findings on a closed record.
+fn opinions(ledger: &ClosedLedger) -> Vec<Opinion> {
+    let text = |value: serde_json::Result<serde_json::Value>| {
+        value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    };
+    match hotcell_advisory::assess(ledger, None) {
+        Ok(findings) => findings
+            .into_iter()
+            .map(|finding| Opinion {
+                layer: text(serde_json::to_value(finding.layer)),
+                kind: text(serde_json::to_value(finding.kind)),
+                subject: finding.subject,
+                detail: finding.detail,
+            })
+            .collect(),
+        Err(error) => vec![Opinion {
+            layer: "L6".into(),
+            kind: "unreadable".into(),
+            subject: "record".into(),
+            detail: error.to_string(),
+        }],
     }
 }
 

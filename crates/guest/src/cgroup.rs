@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! /cgroup            init, reaper
-//!  +- workload       pids.max memory.max; counts its out-of-memory kills
+//!  +- workload       pids.max memory.max
 //!      +- 1          exec 1 and everything that it ever forked, whatever
 //!      +- 2          session, group or parent that moved to
 //! ```
@@ -24,7 +24,6 @@ const WORKLOAD: &str = "/cgroup/workload";
 #[derive(Debug)]
 pub(crate) struct Workload {
     events: Events,
-    oom_kills: fs::File,
 }
 
 impl Workload {
@@ -33,10 +32,8 @@ impl Workload {
         let control = format!("{MOUNT}/cgroup.subtree_control");
         fs::write(&control, "+cpu +memory +pids").doing(|| format!("enable controllers in {control}"))?;
         fs::create_dir(WORKLOAD).doing(|| format!("create {WORKLOAD}"))?;
-        let oom_kills = format!("{WORKLOAD}/memory.events");
         Ok(Workload {
             events: Events::open(Path::new(WORKLOAD)).doing(|| "open the workload's cgroup".into())?,
-            oom_kills: fs::File::open(&oom_kills).doing(|| format!("open {oom_kills}"))?,
         })
     }
 
@@ -47,16 +44,6 @@ impl Workload {
             fs::write(&path, value.to_string()).doing(|| format!("write {value} to {path}"))?;
         }
         Ok(())
-    }
-
-    /// How many processes the kernel has killed for want of memory so far.
-    pub(crate) fn oom_kills(&mut self) -> u64 {
-        let mut text = String::new();
-        let read = self.oom_kills.rewind().and_then(|()| self.oom_kills.read_to_string(&mut text));
-        match read {
-            Ok(_) => field(&text, "oom_kill"),
-            Err(_) => 0,
-        }
     }
 
     pub(crate) fn events_fd(&self) -> BorrowedFd<'_> {
@@ -167,10 +154,9 @@ mod tests {
 
     #[test]
     fn flat_files_and_paths_are_read() {
-        let events = "low 0\noom 3\noom_kill 2\noom_group_kill 1\n";
-        assert_eq!(field(events, "oom_kill"), 2);
-        assert_eq!(field(events, "oom"), 3);
-        assert_eq!(field(events, "populated"), 0);
+        let events = "populated 1\nfrozen 0\n";
+        assert_eq!((field(events, "populated"), field(events, "frozen")), (1, 0));
+        assert_eq!(field("unpopulated 1\n", "populated"), 0);
         assert_eq!(exec_in("0::/workload/17\n"), 17);
         assert_eq!(exec_in("0::/workload/17/18\n"), 17);
         assert_eq!(exec_in("0::/\n"), 0);

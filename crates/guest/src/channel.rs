@@ -6,9 +6,11 @@
 //! [`Channel::waiting`] first; `limits` has the two marks.
 
 use crate::limits::{OUT_DATA_BYTES, OUT_STOP_BYTES, READ_BYTES};
-use hotcell_wire::{FrameReader, GuestFrame};
+use hotcell_wire::{FrameReader, GuestFrame, STREAM_CHUNK, Stream};
 use rustix::io::{Errno, read, write};
 use std::os::fd::OwnedFd;
+
+const SCRATCH: usize = if READ_BYTES > STREAM_CHUNK { READ_BYTES } else { STREAM_CHUNK };
 
 /// What reading gave.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub(crate) struct Channel {
     /// a host that has not come yet (a template has none at all).
     spoken: bool,
     gone: bool,
+    /// For reading into, so that no read begins with clearing a buffer.
+    scratch: Vec<u8>,
 }
 
 impl Channel {
@@ -52,6 +56,7 @@ impl Channel {
             writable: true,
             spoken: false,
             gone: false,
+            scratch: vec![0; SCRATCH],
         }
     }
 
@@ -104,6 +109,27 @@ impl Channel {
         }
     }
 
+    /// Reads at most `most` bytes of `pipe` and queues them; gives how many.
+    pub(crate) fn relay(
+        &mut self,
+        id: u32,
+        stream: Stream,
+        pipe: &OwnedFd,
+        most: usize,
+    ) -> Result<usize, Errno> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let result = read(pipe, scratch.get_mut(..most.min(STREAM_CHUNK)).unwrap_or_default());
+        if let Ok(count @ 1..) = result {
+            let bytes = scratch.get(..count).unwrap_or_default();
+            match stream {
+                Stream::Stdout => self.send(id, &GuestFrame::Stdout(bytes)),
+                Stream::Stderr => self.send(id, &GuestFrame::Stderr(bytes)),
+            }
+        }
+        self.scratch = scratch;
+        result
+    }
+
     /// Writes what the host takes.
     pub(crate) fn flush(&mut self) -> Result<(), Errno> {
         while self.wants_write() {
@@ -125,8 +151,7 @@ impl Channel {
 
     /// Reads once into the reader.
     pub(crate) fn fill(&mut self) -> Result<Input, Errno> {
-        let mut bytes = [0; READ_BYTES];
-        match read(&self.port, &mut bytes) {
+        match read(&self.port, self.scratch.get_mut(..READ_BYTES).unwrap_or_default()) {
             Ok(0) if self.spoken => {
                 self.gone = true;
                 Ok(Input::Gone)
@@ -137,7 +162,7 @@ impl Channel {
             }
             Ok(count) => {
                 self.spoken = true;
-                self.reader.push(bytes.get(..count).unwrap_or_default());
+                self.reader.push(self.scratch.get(..count).unwrap_or_default());
                 Ok(Input::Bytes)
             }
             Err(Errno::INTR) => Ok(Input::Nothing),
@@ -149,7 +174,7 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hotcell_wire::{HEADER_LEN, STREAM_CHUNK};
+    use hotcell_wire::HEADER_LEN;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     fn pair() -> (Channel, OwnedFd) {

@@ -14,10 +14,11 @@ use crate::cgroup::ExecCgroup;
 use crate::channel::Channel;
 use crate::confine::REPORT_LEN;
 use crate::limits::STDIN_CREDIT_STEP;
+use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::start::Started;
 use hotcell_sys::guest::Child;
-use hotcell_wire::{ExecEnd, ExecEnded, GuestFrame, STREAM_CHUNK, STREAM_WINDOW, Stage, Stream};
+use hotcell_wire::{ExecEnd, ExecEnded, GuestFrame, STREAM_WINDOW, Stage, Stream};
 use rustix::io::{Errno, ioctl_fionread, read, write};
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use std::collections::VecDeque;
@@ -37,8 +38,6 @@ pub(crate) struct Exec {
     death: Option<WaitIdStatus>,
     stragglers: bool,
     cgroup_empty: bool,
-    /// Out-of-memory kills of the workload when it started.
-    oom_kills: u64,
 }
 
 #[derive(Debug)]
@@ -67,7 +66,7 @@ pub(crate) struct BeyondCredit;
 
 impl Exec {
     /// Takes over a started child.
-    pub(crate) fn new(id: u32, started: Started, oom_kills: u64, poll: &Poll) -> Result<Exec, Errno> {
+    pub(crate) fn new(id: u32, started: Started, poll: &Poll) -> Result<Exec, Errno> {
         let output =
             |pipe, stream| Output { pipe: Some(pipe), stream, readable: true, credit: STREAM_WINDOW };
         let exec = Exec {
@@ -88,7 +87,6 @@ impl Exec {
             death: None,
             stragglers: false,
             cgroup_empty: false,
-            oom_kills,
         };
         poll.watch(&exec.child.pidfd, Source::Death(id))?;
         poll.watch(exec.cgroup.events_fd(), Source::Cgroup(id))?;
@@ -255,12 +253,12 @@ impl Exec {
     }
 
     /// How it ended, once everything is said but that.
-    pub(crate) fn ended(&self, oom_kills: u64) -> Option<ExecEnded> {
+    pub(crate) fn ended(&self, oom: &mut OomLog) -> Option<ExecEnded> {
         let death = self.death.as_ref().filter(|_| self.is_over())?;
         let (how, stage, code) = match (self.failed, death.terminating_signal()) {
             (Some((stage, errno)), _) => (ExecEnd::NotStarted, stage_of(stage), errno),
             (None, Some(signal)) => {
-                let starved = signal == libc::SIGKILL && oom_kills > self.oom_kills;
+                let starved = signal == libc::SIGKILL && oom.names(self.child.pid.as_raw_nonzero().get());
                 let how = if starved { ExecEnd::OutOfMemory } else { ExecEnd::Signalled };
                 (how, Stage::None, signal)
             }
@@ -286,16 +284,9 @@ impl Output {
             }
             return;
         }
-        let mut chunk = [0; STREAM_CHUNK];
-        let wanted = STREAM_CHUNK.min(self.credit as usize);
-        match read(pipe, chunk.get_mut(..wanted).unwrap_or_default()) {
+        match channel.relay(id, self.stream, pipe, self.credit as usize) {
             Ok(count @ 1..) => {
-                let bytes = chunk.get(..count).unwrap_or_default();
                 self.credit = self.credit.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
-                match self.stream {
-                    Stream::Stdout => channel.send(id, &GuestFrame::Stdout(bytes)),
-                    Stream::Stderr => channel.send(id, &GuestFrame::Stderr(bytes)),
-                }
             }
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if !finished => self.readable = false,

@@ -4,8 +4,9 @@ use hotcell_wire::{HEADER_LEN, MAX_PAYLOAD, STREAM_CHUNK};
 use std::time::Duration;
 
 /// Output of execs is only read while less than this waits for the channel, so
-/// that a control frame waits behind little (and the kernel's ring).
-pub const OUT_DATA_BYTES: usize = 2 * STREAM_CHUNK;
+/// that a control frame waits behind little (and the kernel's ring). The driver
+/// takes 32 KiB per write.
+pub const OUT_DATA_BYTES: usize = 4 * STREAM_CHUNK;
 /// No frame of the host is read while this much waits for the channel: answers
 /// to a host that does not listen must not pile up.
 pub const OUT_STOP_BYTES: usize = 8 * (HEADER_LEN + MAX_PAYLOAD);

@@ -227,7 +227,11 @@ impl Client {
                 self.asked = Some(Asked { request, capability: asked.capability });
                 self.deadline = now + REQUEST_PATIENCE;
             }
-            Ok(GuestFrame::Claim(claim)) => {
+            Ok(GuestFrame::Claim(mut claim)) => {
+                // Who speaks of nobody speaks of itself.
+                if claim.subject == 0 {
+                    claim.subject = self.exec.into();
+                }
                 channel.send(0, &GuestFrame::Claim(claim));
                 self.deadline = now + CLIENT_IDLE;
                 let noted = Reply { decision: Decision::Allow, reason: "noted" };

@@ -13,8 +13,10 @@ use crate::cgroup::Workload;
 use crate::channel::{Channel, Input};
 use crate::configure::{self, Configured};
 use crate::exec::Exec;
+use crate::gate::Gate;
 use crate::last::{self, Doing, Failure};
 use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
+use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::reaper::Reaper;
 use crate::requests::Requests;
@@ -59,7 +61,9 @@ struct Init {
     channel: Channel,
     ground: Ground,
     workload: Workload,
+    oom: OomLog,
     requests: Requests,
+    gate: Gate,
     configured: Option<Configured>,
     collecting: BTreeMap<u32, Collecting>,
     execs: BTreeMap<u32, Exec>,
@@ -72,13 +76,15 @@ struct Init {
 
 /// Serves until the machine ends.
 pub(crate) fn serve(booted: Booted) -> ! {
-    let Booted { poll, port, ground, reaper, workload, listener } = booted;
+    let Booted { poll, port, ground, gate, reaper, workload, oom, listener } = booted;
     let mut init = Init {
         poll,
         channel: Channel::new(port),
         ground,
         workload,
+        oom,
         requests: Requests::new(listener),
+        gate,
         configured: None,
         collecting: BTreeMap::new(),
         execs: BTreeMap::new(),
@@ -105,6 +111,7 @@ impl Init {
         self.requests.expire(now);
         self.requests.accept(&self.poll, now);
         self.requests.pump(&mut self.channel, now);
+        self.pump_gate();
         self.pump_execs();
         self.end_execs();
         self.grow_quiet(now)?;
@@ -116,6 +123,7 @@ impl Init {
         let data = self.channel.takes_data();
         let busy = self.channel.wants_read()
             || self.channel.wants_write()
+            || data && self.gate.readable
             || data && self.requests.can_pump()
             || data && self.execs.values().any(Exec::can_pump);
         if busy {
@@ -134,6 +142,8 @@ impl Init {
         match source {
             Source::Channel => self.channel.wake(),
             Source::Reaper => return Err(Failure::new("the reaper of the workload's processes died")),
+            Source::GateDeath => return Err(Failure::new("the gate died")),
+            Source::Gate => self.gate.readable = true,
             Source::Listener => self.requests.hear_knock(),
             Source::Client(id) => self.requests.hear_client(id),
             // Looked at by `grow_quiet` in every round.
@@ -210,6 +220,8 @@ impl Init {
                 self.requests.reply(id, &reply, &mut self.channel, Instant::now());
             }
             HostFrame::Quiesce => self.quiesce()?,
+            HostFrame::ExecAllow(digests) => self.gate.allow(digests)?,
+            HostFrame::ExecEnforce { workspace } => self.gate.enforce(workspace)?,
             HostFrame::Ping(nonce) => self.channel.send(0, &GuestFrame::Pong(nonce)),
             _ => return Err(Failure::new("the host sent a frame that this init does not know")),
         }
@@ -301,26 +313,43 @@ impl Init {
         }
         let text = ExecText::decode(&order.text).doing(|| format!("read the texts of exec {id}"))?;
         let Collecting { program, stdin, uid, gid, .. } = order;
-        let oom_kills = self.workload.oom_kills();
         let started = match start::start(&self.ground, id, Order { program, stdin, uid, gid, text }) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };
-        let exec = Exec::new(id, started, oom_kills, &self.poll).doing(|| format!("watch exec {id}"))?;
+        let exec = Exec::new(id, started, &self.poll).doing(|| format!("watch exec {id}"))?;
         self.execs.insert(id, exec);
         Ok(Ok(()))
     }
 
-    /// One chunk of every stream that has one, beginning after where the last round stopped.
-    fn pump_execs(&mut self) {
-        let ids: Vec<u32> =
-            self.execs.range(self.turn..).chain(self.execs.range(..self.turn)).map(|(&id, _)| id).collect();
-        for id in ids {
-            if !self.channel.takes_data() {
-                self.turn = id;
-                return;
+    /// Reports of the gate, as far as the channel takes them.
+    fn pump_gate(&mut self) {
+        while self.gate.readable && self.channel.takes_data() {
+            let channel = &mut self.channel;
+            let forward = |frame: &GuestFrame<'_>| {
+                if let GuestFrame::ExecDecision(decision) = frame {
+                    channel.send(decision.exec, frame);
+                }
+            };
+            if !self.gate.report(forward) {
+                break;
             }
-            self.with_exec(id, Exec::pump);
+        }
+    }
+
+    /// Chunks of all streams in turn while the channel takes them, beginning
+    /// after where the last round stopped.
+    fn pump_execs(&mut self) {
+        while self.execs.values().any(Exec::can_pump) {
+            let (lower, upper) = (self.execs.range(..self.turn), self.execs.range(self.turn..));
+            let ids: Vec<u32> = upper.chain(lower).map(|(&id, _)| id).collect();
+            for id in ids {
+                if !self.channel.takes_data() {
+                    self.turn = id;
+                    return;
+                }
+                self.with_exec(id, Exec::pump);
+            }
         }
     }
 
@@ -329,9 +358,9 @@ impl Init {
         if !waiting {
             return;
         }
-        let oom_kills = self.workload.oom_kills();
+        let oom = &mut self.oom;
         let channel = &mut self.channel;
-        self.execs.retain(|&id, exec| match exec.ended(oom_kills) {
+        self.execs.retain(|&id, exec| match exec.ended(oom) {
             Some(ended) => {
                 channel.send(id, &GuestFrame::ExecEnded(&ended));
                 false

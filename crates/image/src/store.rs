@@ -27,7 +27,7 @@ const DEFAULT_KERNEL: &str = "cloud";
 /// The image that is built at first use.
 const BUSYBOX: &str = "busybox";
 /// Raise it when what is built from the same inputs changes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The guest's programs, as they were built with this Hotcell.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,8 @@ pub struct Image {
     pub digest: Digest,
     /// What it was built from, for people.
     pub source: String,
+    /// What it holds, file by file.
+    pub manifest: Manifest,
 }
 
 /// `image.json`
@@ -58,6 +60,8 @@ struct Facts {
     format: u32,
     source: String,
     root: String,
+    /// Digest of manifest.json.
+    manifest: String,
     /// Digest of the guest programs that are inside.
     guest: String,
 }
@@ -135,7 +139,14 @@ impl Store {
         let index = place.join("image.json");
         let damaged = |why: &str| ImageError::Damaged { path: index.clone(), why: why.into() };
         let digest = Digest::from_hex(&facts.root).ok_or_else(|| damaged("it has no digest"))?;
-        Ok(Image { name, root: place.join("root.sqfs"), digest, source: facts.source })
+        let path = place.join("manifest.json");
+        let bytes = fs::read(&path).map_err(at(&path))?;
+        let damaged = |why: String| ImageError::Damaged { path: path.clone(), why };
+        if Digest::of(&bytes).to_hex() != facts.manifest {
+            return Err(damaged("its digest is not the one that was recorded".into()));
+        }
+        let manifest = Manifest::from_json(&bytes).map_err(|error| damaged(error.to_string()))?;
+        Ok(Image { name, root: place.join("root.sqfs"), digest, source: facts.source, manifest })
     }
 
     /// Names of all images, sorted.
@@ -170,24 +181,26 @@ impl Store {
     }
 
     /// Writes a tree, with the guest's client added, into `dir`.
-    fn write_image(&self, dir: &Path, source: &str, mut tree: Tree) -> Result<Manifest, ImageError> {
+    fn write_image(&self, dir: &Path, source: &str, mut tree: Tree) -> Result<(), ImageError> {
         let client = Node::File(Content::Bytes(self.guest.request.to_vec()));
         tree.put("/usr/bin/hotcell-request", 0o755, client)?;
         make_dir(dir)?;
         let root = dir.join("root.sqfs");
         tree.write_squashfs(File::create_new(&root).map_err(at(&root))?)?;
         let digest = Digest::of_reader(File::open(&root).map_err(at(&root))?).map_err(at(&root))?;
-        let manifest = tree.manifest()?;
+        let manifest = tree.manifest()?.to_json();
+        let path = dir.join("manifest.json");
+        fs::write(&path, &manifest).map_err(at(&path))?;
         let facts = Facts {
             format: FORMAT,
             source: source.into(),
             root: digest.to_hex(),
+            manifest: Digest::of(&manifest).to_hex(),
             guest: self.guest_digest(),
         };
         let index = dir.join("image.json");
         let json = serde_json::to_vec_pretty(&facts).map_err(|error| at(&index)(error.into()))?;
-        fs::write(&index, json).map_err(at(&index))?;
-        Ok(manifest)
+        fs::write(&index, json).map_err(at(&index))
     }
 }
 

@@ -17,8 +17,9 @@ use crate::digest::{Digest, Domain, commit};
 use blake3::platform::Platform;
 use blake3::{BLOCK_LEN, IncrementCounter};
 
-/// Messages in one batch: a power of two, so that a full batch is one subtree of the Merkle tree.
-pub(crate) const BATCH: usize = 64;
+/// Messages in one batch: a power of two, so that a full batch is one subtree of the Merkle tree; few enough that two
+/// batches stay in a core's first cache.
+pub(crate) const BATCH: usize = 32;
 /// Tag and message that fit a slot; longer ones are hashed by the stable interface.
 const SLOT_LEN: usize = 4 * BLOCK_LEN;
 
@@ -29,7 +30,7 @@ const ROOT: u8 = 8;
 const IV: [u32; 8] =
     [0x6A09_E667, 0xBB67_AE85, 0x3C6E_F372, 0xA54F_F53A, 0x510E_527F, 0x9B05_688C, 0x1F83_D9AB, 0x5BE0_CD19];
 
-const _: () = assert!(BATCH.is_power_of_two() && SLOT_LEN < blake3::CHUNK_LEN);
+const _: () = assert!(SLOT_LEN == 4 * BLOCK_LEN && BATCH.is_power_of_two() && SLOT_LEN < blake3::CHUNK_LEN);
 
 #[derive(Clone)]
 struct Slot {
@@ -52,6 +53,8 @@ pub(crate) struct Batch {
     platform: Platform,
     slots: Vec<Slot>,
     used: usize,
+    /// A bit for each number of whole blocks that some message has before its last one.
+    lengths: u8,
 }
 
 impl core::fmt::Debug for Batch {
@@ -62,7 +65,7 @@ impl core::fmt::Debug for Batch {
 
 impl Default for Batch {
     fn default() -> Batch {
-        Batch { platform: Platform::detect(), slots: Vec::new(), used: 0 }
+        Batch { platform: Platform::detect(), slots: Vec::new(), used: 0, lengths: 0 }
     }
 }
 
@@ -73,10 +76,11 @@ impl Batch {
 
     pub(crate) fn clear(&mut self) {
         self.used = 0;
+        self.lengths = 0;
     }
 
-    /// Adds a message, given in two parts.
-    #[inline]
+    /// Adds a message, given in two parts. Inlined, so that leaves and nodes are copied by their constant lengths.
+    #[inline(always)]
     pub(crate) fn push(&mut self, domain: Domain, head: &[u8], rest: &[u8]) {
         if self.used == self.slots.len() {
             self.slots.push(Slot { bytes: [0; SLOT_LEN], len: 0, digest: Digest::ZERO });
@@ -98,6 +102,8 @@ impl Batch {
         if written.is_none() {
             slot.len = SLOT_LEN + 1;
             slot.digest = commit(domain, &[head, rest].concat());
+        } else {
+            self.lengths |= 1 << slot.first_blocks();
         }
     }
 
@@ -105,11 +111,16 @@ impl Batch {
     pub(crate) fn finish(&mut self, out: &mut Vec<Digest>) {
         let platform = self.platform;
         let slots = self.slots.get_mut(..self.used).unwrap_or_default();
+        let lengths = core::mem::take(&mut self.lengths);
         for group in slots.chunks_mut(BATCH) {
-            last_blocks(platform, group, 0, |_| IV);
-            first_then_last::<{ BLOCK_LEN }>(platform, group);
-            first_then_last::<{ 2 * BLOCK_LEN }>(platform, group);
-            first_then_last::<{ 3 * BLOCK_LEN }>(platform, group);
+            for blocks in (0..4).filter(|blocks| lengths >> blocks & 1 == 1) {
+                match blocks {
+                    0 => last_blocks(platform, group, 0, |_| IV),
+                    1 => first_then_last::<{ BLOCK_LEN }>(platform, group),
+                    2 => first_then_last::<{ 2 * BLOCK_LEN }>(platform, group),
+                    _ => first_then_last::<{ 3 * BLOCK_LEN }>(platform, group),
+                }
+            }
         }
         out.clear();
         out.extend(slots.iter().map(|slot| slot.digest));

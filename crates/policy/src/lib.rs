@@ -46,7 +46,7 @@ pub use draft::{
     SealedPolicy, ThresholdsDraft, WorkspaceExec,
 };
 pub use isolation::IsolationPolicy;
-pub use manifest::{EntryKind, Manifest, ManifestEntry};
+pub use manifest::{EntryKind, Manifest, ManifestEntry, ManifestError};
 pub use parse::PolicyError;
 pub use path::{CleanPath, PathError, PathPolicy, Region};
 pub use run::{Command, EnvValue, ImageRef, RunDraft, SpecError};

@@ -3,18 +3,28 @@
 //! The image builder makes it; the environment baseline and the binary allowlist
 //! come from it. Entries are sorted by path, each path once. A manifest says what
 //! the image is, never what a run may do.
+//!
+//! As a file: `{"format":"hotcell-manifest-1","entries":[…]}`, entries sorted by path, one spelling.
 
 use crate::binary::{BinaryDraft, BinaryPolicy};
-use crate::path::CleanPath;
+use crate::path::{CleanPath, PathError};
 use hotcell_ledger::Digest;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// The first field of a manifest file.
+const FORMAT: &str = "hotcell-manifest-1";
+/// Symbolic links that are followed at most, as Linux does (path_resolution(7)).
+const MAX_LINKS: usize = 40;
+
 /// What a name in an image stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 pub enum EntryKind {
     /// A file, with the digest of its bytes.
     File {
         /// Digest of the bytes.
+        #[serde(with = "crate::hex")]
         digest: Digest,
         /// Length in bytes.
         bytes: u64,
@@ -29,9 +39,10 @@ pub enum EntryKind {
 }
 
 /// One name of an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManifestEntry {
     /// What it stands for.
+    #[serde(flatten)]
     pub kind: EntryKind,
     /// Permission bits, with set-user-id, set-group-id and sticky.
     pub mode: u32,
@@ -75,6 +86,80 @@ impl Manifest {
         self.entries.iter()
     }
 
+    /// The manifest as a file's bytes.
+    pub fn to_json(&self) -> Vec<u8> {
+        let entries = self.entries.iter().map(|(path, entry)| FileEntry {
+            path: path.as_str().to_owned(),
+            entry: entry.clone(),
+            executable: entry.is_executable(),
+        });
+        let file = ManifestFile { format: FORMAT.to_owned(), entries: entries.collect() };
+        // Texts and numbers: nothing that JSON can't say.
+        serde_json::to_vec(&file).unwrap_or_default()
+    }
+
+    /// Reads a manifest file; anything but the one spelling is refused.
+    pub fn from_json(bytes: &[u8]) -> Result<Manifest, ManifestError> {
+        let file: ManifestFile =
+            serde_json::from_slice(bytes).map_err(|error| ManifestError(error.to_string()))?;
+        let entries = file.entries.into_iter().map(|file| Ok((CleanPath::clean(&file.path)?, file.entry)));
+        let entries: Result<Vec<_>, PathError> = entries.collect();
+        let manifest = Manifest::new(entries.map_err(|error| ManifestError(error.to_string()))?);
+        if file.format != FORMAT || manifest.to_json() != bytes {
+            return Err(ManifestError(format!("it is not in the one spelling of {FORMAT}")));
+        }
+        Ok(manifest)
+    }
+
+    /// The entry that a path leads to, links followed; `None` where it leads to
+    /// nothing in the image, out of it, or in a circle.
+    pub fn resolve(&self, path: &str) -> Option<(CleanPath, &ManifestEntry)> {
+        let mut wanted: Vec<String> = components(path);
+        wanted.reverse();
+        let mut at: Vec<String> = Vec::new();
+        let mut links = 0;
+        while let Some(component) = wanted.pop() {
+            match component.as_str() {
+                "" | "." => continue,
+                ".." => {
+                    at.pop();
+                    continue;
+                }
+                _ => at.push(component),
+            }
+            let here = CleanPath::clean(&format!("/{}", at.join("/"))).ok()?;
+            let Some(ManifestEntry { kind: EntryKind::Symlink { target }, .. }) = self.entries.get(&here)
+            else {
+                continue;
+            };
+            links += 1;
+            if links > MAX_LINKS {
+                return None;
+            }
+            at.pop();
+            if target.starts_with('/') {
+                at.clear();
+            }
+            wanted.extend(components(target).into_iter().rev());
+        }
+        let path = CleanPath::clean(&format!("/{}", at.join("/"))).ok()?;
+        self.entries.get(&path).map(|entry| (path.clone(), entry))
+    }
+
+    /// The image's executable that `execvp` would start; `None` where there is
+    /// none in the image. `search` is the value of PATH.
+    pub fn program(&self, name: &str, search: &str, cwd: &str) -> Option<(CleanPath, &ManifestEntry)> {
+        let executable = |path: &str| self.resolve(path).filter(|(_, entry)| entry.is_executable());
+        if name.contains('/') {
+            let path = if name.starts_with('/') { name.to_owned() } else { format!("{cwd}/{name}") };
+            return executable(&path);
+        }
+        search
+            .split(':')
+            .filter(|folder| folder.starts_with('/'))
+            .find_map(|folder| executable(&format!("{folder}/{name}")))
+    }
+
     /// The allowlist of the image's own executables.
     pub fn binaries(&self) -> BinaryPolicy {
         let mut draft = BinaryDraft::new();
@@ -82,5 +167,79 @@ impl Manifest {
             draft.approve(entry.content());
         }
         draft.seal()
+    }
+}
+
+/// Why a file is not a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an image manifest: {0}. Build the image again")]
+pub struct ManifestError(String);
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ManifestFile {
+    format: String,
+    entries: Vec<FileEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct FileEntry {
+    path: String,
+    #[serde(flatten)]
+    entry: ManifestEntry,
+    executable: bool,
+}
+
+fn components(path: &str) -> Vec<String> {
+    path.split('/').map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let entry = |kind, mode| ManifestEntry { kind, mode, uid: 0, gid: 0 };
+        let file = |text: &str| EntryKind::File { digest: Digest::of(text.as_bytes()), bytes: 1 };
+        let link = |target: &str| EntryKind::Symlink { target: target.into() };
+        let path = |text: &str| CleanPath::clean(text).unwrap();
+        Manifest::new([
+            (path("/bin"), entry(link("usr/bin"), 0o777)),
+            (path("/usr/bin"), entry(EntryKind::Directory, 0o755)),
+            (path("/usr/bin/busybox"), entry(file("busybox"), 0o755)),
+            (path("/usr/bin/sh"), entry(link("/bin/busybox"), 0o777)),
+            (path("/usr/bin/up"), entry(link("../../usr/bin/sh"), 0o777)),
+            (path("/usr/bin/loop"), entry(link("loop"), 0o777)),
+            (path("/usr/bin/data"), entry(file("data"), 0o644)),
+            (path("/usr/bin/gone"), entry(link("/nowhere"), 0o777)),
+        ])
+    }
+
+    #[test]
+    fn programs_are_found_as_the_kernel_would_find_them() {
+        let manifest = manifest();
+        let found = |name: &str| {
+            let search = "/usr/local/bin:/bin";
+            manifest.program(name, search, "/usr").map(|(path, _)| path.as_str().to_owned())
+        };
+        for name in ["sh", "/bin/sh", "/usr/bin/up", "bin/sh", "./bin/../bin/sh", "up", "/../bin/sh"] {
+            assert_eq!(found(name).as_deref(), Some("/usr/bin/busybox"), "{name}");
+        }
+        for name in ["loop", "data", "gone", "nothing", "/bin", "sh/", ""] {
+            let got = found(name);
+            assert!(got.is_none() || name == "sh/", "{name}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn the_file_comes_back_and_has_one_spelling() {
+        let manifest = manifest();
+        let bytes = manifest.to_json();
+        assert_eq!(Manifest::from_json(&bytes), Ok(manifest));
+        let pretty: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+        assert!(Manifest::from_json(&serde_json::to_vec_pretty(&pretty).unwrap()).is_err());
+        let lied =
+            String::from_utf8(bytes).unwrap().replacen("\"executable\":true", "\"executable\":false", 1);
+        assert!(Manifest::from_json(lied.as_bytes()).is_err());
     }
 }

@@ -19,7 +19,7 @@ use crate::stream::{ExecIo, OnDone, Sinks, StdinPump, StreamDone, StreamOutcome,
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use hotcell_decide::{
     Broker, CapabilityRequest, ClaimKind, Decision, ExecHow, HostFact, OutputStream, RefusalCode,
-    ViolationKind,
+    SpawnAttempt, SpawnDecision, ViolationKind,
 };
 use hotcell_ledger::{ActorId, Capability, Digest};
 use hotcell_policy::WorkspaceExec;
@@ -399,10 +399,17 @@ impl Driver<'_> {
                 return Ok(());
             }
         };
+        let binary = match self.authorize(&request)? {
+            Ok(binary) => binary,
+            Err(why) => {
+                refuse(why);
+                return Ok(());
+            }
+        };
         let exec = self.next_exec;
         self.next_exec += 1;
         let recorder = &mut self.run.recorder;
-        let Some(actor) = recorder.exec_begun(exec, Digest::ZERO, &request.argv, &request.cwd)? else {
+        let Some(actor) = recorder.exec_begun(exec, binary, &request.argv, &request.cwd)? else {
             refuse("the run has started as many execs as it may".into());
             return Ok(());
         };
@@ -430,6 +437,36 @@ impl Driver<'_> {
         let live = LiveExec { actor, request, reply, stdin, ended, timed_out, outputs, passed };
         self.execs.insert(exec, live);
         Ok(())
+    }
+
+    /// A token for what the host starts, bound to the machine and the program, used
+    /// at once. A program that is not in the image gets none: the guest decides
+    /// whether there is such a file, and whether it may be executed.
+    fn authorize(&mut self, request: &ExecRequest) -> Result<Result<Digest, String>, RecordError> {
+        let (Some(contents), Some(authorizer)) = (&self.run.contents, &mut self.run.authorizer) else {
+            return Ok(Ok(Digest::ZERO));
+        };
+        let search = request.env.iter().rev().find(|(name, _)| name == "PATH").map_or("", |(_, value)| value);
+        let name = request.argv.first().map(String::as_str).unwrap_or_default();
+        let Some((_, entry)) = contents.program(name, search, &request.cwd) else {
+            return Ok(Ok(Digest::ZERO));
+        };
+        let binary = entry.content();
+        let lineage = self.run.recorder.lineage();
+        let mut fresh = [0; 32];
+        random(&mut fresh);
+        let token = match authorizer.issue(ActorId::VM, binary, fresh, lineage) {
+            Ok(token) => *token.as_bytes(),
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let attempt = SpawnAttempt { parent: ActorId::VM, binary, token: Some(token) };
+        match authorizer.redeem(&attempt, lineage) {
+            SpawnDecision::Allow(permit) => Ok(Ok(permit.binary())),
+            SpawnDecision::Deny(reason) => {
+                self.run.recorder.host(&HostFact::SpawnDenied { reason, binary })?;
+                Ok(Err(format!("{name} may not be started: {reason:?}")))
+            }
+        }
     }
 
     fn guest(&mut self, message: FromGuest) -> Result<(), RecordError> {

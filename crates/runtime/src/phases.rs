@@ -13,9 +13,9 @@ use crate::recorder::{RecordError, Recorder};
 use crate::report::{Isolation, RunReport, Teardown};
 use crate::run::{Call, Runtime};
 use crossbeam_channel::Receiver;
-use hotcell_decide::{Check, HostFact, Judge, LayerState, Verdict, VerdictFold};
+use hotcell_decide::{Authorizer, Check, HostFact, Judge, LayerState, Verdict, VerdictFold};
 use hotcell_ledger::{Cadence, Digest, LedgerWriter, NfcString, Payload, bundle};
-use hotcell_policy::SealedSpec;
+use hotcell_policy::{BinaryPolicy, EnvironmentBaseline, Manifest, SealedSpec};
 use hotcell_vm::{
     BootInput, Captured, LiveVm, Registration, StartFailed, TeardownFailed, TeardownReport, VmPlan, VmmFacts,
     Workspace,
@@ -36,6 +36,9 @@ pub struct MeasuredBoot {
     pub initramfs: BootInput,
     /// Root image.
     pub root: BootInput,
+    /// What the root image holds, where its builder says; it gives the environment
+    /// baseline and the binary allowlist, whose digests the spec names.
+    pub contents: Option<Manifest>,
 }
 
 /// Why a file could not be measured.
@@ -62,7 +65,8 @@ impl MeasuredBoot {
             });
             input.map_err(|source| MeasureError { path: path.to_owned(), source })
         };
-        Ok(MeasuredBoot { kernel: measure(kernel)?, initramfs: measure(initramfs)?, root: measure(root)? })
+        let (kernel, initramfs) = (measure(kernel)?, measure(initramfs)?);
+        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, contents: None })
     }
 }
 
@@ -76,11 +80,18 @@ pub(crate) struct Sealed {
     pub(crate) boot: MeasuredBoot,
 }
 
+/// What the image is measured against.
+struct Environment {
+    baseline: Option<EnvironmentBaseline>,
+    binaries: Option<BinaryPolicy>,
+}
+
 /// The run is written down, its bundle begun.
 struct Registered {
     runtime: Runtime,
     spec: SealedSpec,
     boot: MeasuredBoot,
+    environment: Environment,
     registration: Registration,
     recorder: Recorder,
 }
@@ -93,6 +104,8 @@ pub(crate) struct Booted {
     pub(crate) runtime: Runtime,
     pub(crate) spec: SealedSpec,
     pub(crate) recorder: Recorder,
+    pub(crate) contents: Option<Manifest>,
+    pub(crate) authorizer: Option<Authorizer>,
     pub(crate) vm: Box<dyn LiveVm>,
     pub(crate) started: Instant,
     pub(crate) timings: Timings,
@@ -153,7 +166,12 @@ impl Sealed {
                 return Err(failed(format!("the {what} at hand is not the one that the spec names")));
             }
         }
-        let fold = VerdictFold::new(&spec, None).map_err(|error| failed(error.to_string()))?;
+        let baseline = boot.contents.as_ref().map(EnvironmentBaseline::from_manifest);
+        let binaries = boot.contents.as_ref().map(Manifest::binaries);
+        if binaries.as_ref().map(BinaryPolicy::digest) != spec.binaries() {
+            return Err(failed("the image's binary allowlist is not the one that the spec names".into()));
+        }
+        let fold = VerdictFold::new(&spec, baseline.as_ref()).map_err(|error| failed(error.to_string()))?;
         let bundle =
             Bundle::create(&runtime.out, spec.run_id()).map_err(|error| failed(error.to_string()))?;
         let begun = runtime
@@ -176,7 +194,8 @@ impl Sealed {
         match begun {
             Ok((registration, ledger)) => {
                 let recorder = Recorder::new(ledger, bundle, fold, runtime.clock.clone());
-                Ok(Registered { runtime, spec, boot, registration, recorder })
+                let environment = Environment { baseline, binaries };
+                Ok(Registered { runtime, spec, boot, environment, registration, recorder })
             }
             Err(error) => {
                 bundle.discard();
@@ -195,7 +214,14 @@ impl Registered {
     }
 
     fn record_beginning(&mut self) -> Result<(), RecordError> {
-        let Registered { spec, boot, recorder, .. } = self;
+        let Registered { spec, boot, environment, recorder, .. } = self;
+        // Named by the spec, so that whoever verifies has what the judge had.
+        if let Some(baseline) = &environment.baseline {
+            recorder.bundle().put_object(&baseline.to_bytes())?;
+        }
+        if let Some(binaries) = &environment.binaries {
+            recorder.bundle().put_object(&binaries.to_bytes())?;
+        }
         recorder.host_lifecycle(Payload::RunBegin)?;
         let spec_json = spec.to_json();
         let spec_digest = recorder.bundle().put_object(&spec_json)?;
@@ -245,7 +271,9 @@ impl Measured {
             let unproven = Broken::Known("the kill switch does not work".into());
             return Err(Box::new(registered.never_started(unproven)));
         }
-        let Registered { runtime, spec, boot, registration, mut recorder } = registered;
+        let Registered { runtime, spec, boot, environment, registration, mut recorder } = registered;
+        let contents = boot.contents;
+        let authorizer = environment.binaries.map(Authorizer::new);
         let limits = spec.limits();
         let started = Instant::now();
         let begun = guarded(|| {
@@ -303,7 +331,7 @@ impl Measured {
         };
         let timings = Timings::from([("vmm_start", started.elapsed().as_millis() as u64)]);
         let recorded = guarded(|| record_machine(&mut recorder, vm.facts()));
-        let booted = Booted { runtime, spec, recorder, vm, started, timings };
+        let booted = Booted { runtime, spec, recorder, contents, authorizer, vm, started, timings };
         match recorded {
             Ok(()) => Ok(booted),
             Err(broken) => {

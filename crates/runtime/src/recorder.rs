@@ -13,7 +13,7 @@ use hotcell_decide::{
     Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Evidence, HostFact,
     RefusalCode, Ruling, Trip, VerdictFold,
 };
-use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, NfcString, Payload, WriteError};
+use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, Lineage, NfcString, Payload, WriteError};
 use std::io;
 use std::sync::Arc;
 
@@ -116,6 +116,11 @@ impl Recorder {
             return Ok(());
         }
         self.append(ActorId::VM, Some(ActorId::HOST), Payload::ProcessExit { code }, None)
+    }
+
+    /// Who is live.
+    pub(crate) fn lineage(&self) -> &Lineage {
+        self.fold.lineage()
     }
 
     /// Records the start of an exec and assigns its actor; `None` when there are too many.

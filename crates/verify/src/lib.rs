@@ -34,9 +34,8 @@ mod verify;
 
 pub use anchors::{CheckedNote, Identity};
 pub use finding::{Finding, Findings, Reason, Severity};
+pub use hotcell_decide::Verdict;
 pub use objects::{ObjectFault, ObjectSource};
 pub use render::{to_json, to_text};
-pub use verdict::{Closing, Derived, RecordFold, Verdict, VerdictFold};
-pub use verify::{
-    Options, Outcome, Verification, VerifiedBundle, VerifyError, verify_bundle, verify_bundle_with,
-};
+pub use verdict::Derived;
+pub use verify::{Options, Outcome, Verification, VerifiedBundle, VerifyError, verify_bundle};

@@ -1,43 +1,19 @@
-//! The verdict, from the record again.
+//! The verdict, from the record again: the same fold that judged live, over the same events and objects.
 //!
-//! [`VerdictFold`] is the seam: whatever judged live folds over the same events here. [`RecordFold`] is the part that needs
-//! no judge: Gate 1, and what the host wrote about the run's end.
+//! The spec that it judges by is the object that the HOST's own PROCESS_SPAWN names, so it is covered by the ledger;
+//! `spec.json` is compared with it elsewhere. A record that names no spec that can be read and sealed can't be judged:
+//! its verdict is INCOMPLETE, and a run that ended that way disagrees with whatever its report says.
 //! Guarantees: reads events and objects, nothing else. `report.json` is compared with the result, never read for it.
 
 use crate::objects::ObjectSource;
-use core::fmt;
-use hotcell_ledger::{Event, GateReport, Payload};
+use hotcell_decide::{Evidence, Verdict, VerdictFold};
+use hotcell_ledger::{ActorId, Digest, Event, GateReport, Lineage, Payload};
+use hotcell_policy::{EnvironmentBaseline, RunDraft};
 
-/// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Nothing that it did was forbidden.
-    Allowed,
-    /// A rule broke, or the record did.
-    Killed,
-    /// Hotcell itself could not do it.
-    Failed,
-    /// The record has no end.
-    Incomplete,
-}
-
-impl Verdict {
-    /// As reports spell it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Verdict::Allowed => "ALLOWED",
-            Verdict::Killed => "KILLED",
-            Verdict::Failed => "FAILED",
-            Verdict::Incomplete => "INCOMPLETE",
-        }
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+/// The spec stands in the second event; a record without it among its first ones has none.
+const SPEC_WITHIN: usize = 4;
+/// Longest spec, baseline or fact that is read: a baseline of 100 000 files has some 20 MiB.
+const MAX_JUDGED_LEN: usize = 64 << 20;
 
 /// A verdict and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,61 +22,92 @@ pub struct Derived {
     pub verdict: Verdict,
     /// Why; at most some dozens.
     pub reasons: Vec<String>,
+    /// Whether the record's own verdict, where it has its end, is this one.
+    pub agrees_with_record: bool,
 }
 
-/// What is known once the last event was folded.
-#[derive(Debug)]
-pub struct Closing<'a> {
-    /// Gate 1 over all events.
-    pub gate1: &'a GateReport,
-    /// Whether the last event is RUN_END.
-    pub ended: bool,
+impl Default for Derived {
+    /// Of a record that is not there.
+    fn default() -> Derived {
+        Derived { verdict: Verdict::Incomplete, reasons: Vec::new(), agrees_with_record: true }
+    }
 }
 
 /// Folds a record's events into its verdict.
-pub trait VerdictFold {
+#[derive(Default)]
+pub(crate) struct Judging {
+    fold: Option<VerdictFold>,
+    waiting: Vec<Event>,
+    unjudged: Option<String>,
+    /// For records that can't be judged.
+    lineage: Lineage,
+    gate1: GateReport,
+}
+
+impl Judging {
     /// Takes the next event.
-    fn event(&mut self, event: &Event, objects: &dyn ObjectSource);
-    /// Gives the verdict.
-    fn finish(self: Box<Self>, closing: &Closing<'_>) -> Derived;
-}
-
-/// The rules of docs/record.md, section "The verdict", that need no judge.
-#[derive(Debug, Default)]
-pub struct RecordFold {
-    killed_by: Option<String>,
-    failed: bool,
-}
-
-impl VerdictFold for RecordFold {
-    fn event(&mut self, event: &Event, _: &dyn ObjectSource) {
-        if let Payload::ToolCall { tool, .. } = &event.payload
-            && event.actor.is_host_band()
-        {
-            match tool.as_str() {
-                fact @ ("hotcell.kill" | "hotcell.fault") if self.killed_by.is_none() => {
-                    self.killed_by = Some(format!("{fact} at event {}", event.sequence));
-                }
-                "hotcell.failed" => self.failed = true,
-                _ => {}
+    pub(crate) fn event(&mut self, event: &Event, objects: &dyn ObjectSource) {
+        for violation in self.lineage.observe(event) {
+            self.gate1.add(violation);
+        }
+        if self.unjudged.is_some() {
+            return;
+        }
+        if let Some(fold) = &mut self.fold {
+            let object =
+                Evidence::object_of(event).and_then(|name| objects.object(&name, MAX_JUDGED_LEN).ok());
+            let _ = fold.event(event, object.as_deref());
+            return;
+        }
+        self.waiting.push(event.clone());
+        let spec = match &event.payload {
+            Payload::ProcessSpawn { argv, .. } if event.actor == ActorId::HOST => *argv,
+            _ if self.waiting.len() < SPEC_WITHIN => return,
+            _ => {
+                self.unjudged = Some("the record does not begin with its spec".to_owned());
+                return;
             }
+        };
+        match begin(&spec, objects) {
+            Ok(fold) => {
+                self.fold = Some(fold);
+                for event in std::mem::take(&mut self.waiting) {
+                    if let Some(fold) = &mut self.fold {
+                        let _ = fold.event(&event, None);
+                    }
+                }
+            }
+            Err(why) => self.unjudged = Some(why),
         }
     }
 
-    fn finish(self: Box<Self>, closing: &Closing<'_>) -> Derived {
-        let mut reasons: Vec<String> = closing.gate1.fatal().map(|code| format!("Gate 1: {code}")).collect();
-        reasons.extend(self.killed_by);
-        let verdict = if !reasons.is_empty() {
-            Verdict::Killed
-        } else if self.failed {
-            reasons.push("hotcell.failed".to_owned());
-            Verdict::Failed
-        } else if !closing.ended {
-            reasons.push("no RUN_END".to_owned());
-            Verdict::Incomplete
-        } else {
-            Verdict::Allowed
-        };
-        Derived { verdict, reasons }
+    /// The verdict and Gate 1's report.
+    pub(crate) fn finish(mut self) -> (Derived, GateReport) {
+        if let Some(fold) = self.fold {
+            let derived = fold.finish();
+            let agrees_with_record = derived.agrees_with_record();
+            let reasons = derived.reasons;
+            return (Derived { verdict: derived.verdict, reasons, agrees_with_record }, derived.gate1);
+        }
+        self.lineage.finish().for_each(|violation| self.gate1.add(violation));
+        let why = self.unjudged.unwrap_or_else(|| "the record ends before its spec".to_owned());
+        let derived = Derived { verdict: Verdict::Incomplete, reasons: vec![why], agrees_with_record: true };
+        (derived, self.gate1)
     }
+}
+
+fn begin(spec: &Digest, objects: &dyn ObjectSource) -> Result<VerdictFold, String> {
+    let read = |name: &Digest| objects.object(name, MAX_JUDGED_LEN).map_err(|fault| fault.to_string());
+    let bytes = read(spec).map_err(|why| format!("no spec to judge by: {why}"))?;
+    let draft = RunDraft::from_spec_json(&bytes).map_err(|error| format!("no spec to judge by: {error}"))?;
+    let sealed = draft.seal().map_err(|error| format!("a spec that no run could have had: {error}"))?;
+    if sealed.to_json() != bytes {
+        return Err("a spec that is not in its one spelling".to_owned());
+    }
+    let baseline = sealed.baseline().map(|name| {
+        let bytes = read(&name).map_err(|why| format!("no baseline to judge by: {why}"))?;
+        EnvironmentBaseline::from_bytes(&bytes).map_err(|error| format!("no baseline to judge by: {error}"))
+    });
+    let baseline = baseline.transpose()?;
+    VerdictFold::new(&sealed, baseline.as_ref()).map_err(|error| error.to_string())
 }

@@ -7,11 +7,12 @@ use crate::anchors::{self, CheckedNote, Keys};
 use crate::chain::{self, Chain};
 use crate::files;
 use crate::finding::{Findings, Reason, Severity};
-use crate::objects::{ObjectSource, Objects};
-use crate::verdict::{Closing, Derived, RecordFold, Verdict, VerdictFold};
+use crate::objects::Objects;
+use crate::verdict::{Derived, Judging};
+use hotcell_decide::Verdict;
 use hotcell_ledger::bundle::{BundleDir, FileFault, LEDGER, NOTE};
 use hotcell_ledger::note::MAX_NOTE_LEN;
-use hotcell_ledger::{Checkpoint, Digest, Event, GateReport, Lineage, Payload, VerifierKey};
+use hotcell_ledger::{Checkpoint, Digest, Event, GateReport, Payload, VerifierKey};
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -19,8 +20,6 @@ use std::path::{Path, PathBuf};
 
 /// Longest report that is read; it is parsed for one field, in flat memory.
 const MAX_REPORT_LEN: usize = 16 << 20;
-/// Longest host fact (docs/record.md).
-const MAX_FACT_LEN: usize = 64 << 10;
 /// The spec's file name.
 const SPEC: &[u8] = b"spec.json";
 /// The report's file name.
@@ -138,17 +137,8 @@ impl VerifiedBundle {
     }
 }
 
-/// Verifies a bundle; the verdict by [`RecordFold`].
+/// Verifies a bundle.
 pub fn verify_bundle(bundle: &Path, options: &Options) -> Result<Verification, VerifyError> {
-    verify_bundle_with(bundle, options, &|| Box::new(RecordFold::default()))
-}
-
-/// Verifies a bundle, with a fold of the caller's; it may be made twice, where the ledger ends inside a block.
-pub fn verify_bundle_with(
-    bundle: &Path,
-    options: &Options,
-    fold: &dyn Fn() -> Box<dyn VerdictFold>,
-) -> Result<Verification, VerifyError> {
     let io_fault = |error| VerifyError::Io(bundle.to_owned(), error);
     let dir = BundleDir::open(bundle).map_err(|error| VerifyError::NoBundle(bundle.to_owned(), error))?;
     let listing = dir.list().map_err(io_fault)?;
@@ -173,8 +163,8 @@ pub fn verify_bundle_with(
     let objects = Objects::new(&dir, &listing.objects);
     objects.check_content(&mut findings);
     drop(objects);
-    let record = Record::read(ledger.as_ref(), &wanted, || Objects::new(&dir, &listing.objects), fold);
-    let Record { chain, gate1, objects, derived, stated, spec } = record.map_err(io_fault)?;
+    let record = Record::read(ledger.as_ref(), &wanted, || Objects::new(&dir, &listing.objects));
+    let Record { chain, gate1, objects, derived, spec } = record.map_err(io_fault)?;
 
     let exists = ledger.is_some();
     note.iter_mut()
@@ -196,7 +186,7 @@ pub fn verify_bundle_with(
     }
     objects.finish(chain.ended, &mut findings);
     check_spec(&dir, spec, &mut findings);
-    let reported = check_verdict(&dir, &derived, stated, &mut findings);
+    let reported = check_verdict(&dir, &derived, &mut findings);
 
     let checkpoint = chain.checkpoint();
     let events = chain.events;
@@ -251,12 +241,11 @@ struct Record<'a> {
     gate1: GateReport,
     objects: Objects<'a>,
     derived: Derived,
-    /// The last `hotcell.verdict`.
-    stated: Option<String>,
     /// What the `hotcell.spec` fact is about.
     spec: Option<Digest>,
 }
 
+/// What is read of a report.
 #[derive(Deserialize)]
 struct Stated {
     verdict: Option<String>,
@@ -269,7 +258,6 @@ impl<'a> Record<'a> {
         ledger: Option<&File>,
         wanted: &[u64],
         objects: impl Fn() -> Objects<'a>,
-        fold: &dyn Fn() -> Box<dyn VerdictFold>,
     ) -> io::Result<Record<'a>> {
         let mut first: Option<Chain> = None;
         loop {
@@ -278,21 +266,18 @@ impl<'a> Record<'a> {
                 chain: Chain::default(),
                 gate1: GateReport::default(),
                 objects: objects(),
-                derived: Derived { verdict: Verdict::Incomplete, reasons: Vec::new() },
-                stated: None,
+                derived: Derived::default(),
                 spec: None,
             };
-            let mut lineage = Lineage::new();
-            let mut folding = fold();
+            let mut judging = Judging::default();
             let chain = match ledger {
                 None => Chain::default(),
                 Some(mut file) => {
                     io::Seek::rewind(&mut file)?;
                     chain::read(file.take(limit), wanted, |event| {
-                        lineage.observe(event).into_iter().for_each(|v| record.gate1.add(v));
                         record.objects.observe(event);
-                        folding.event(event, &record.objects);
-                        record.note_facts(event);
+                        judging.event(event, &record.objects);
+                        record.note_spec(event);
                     })?
                 }
             };
@@ -302,27 +287,17 @@ impl<'a> Record<'a> {
                 continue;
             }
             record.chain = first.unwrap_or(chain);
-            lineage.finish().for_each(|v| record.gate1.add(v));
-            let closing = Closing { gate1: &record.gate1, ended: record.chain.ended };
-            record.derived = folding.finish(&closing);
+            (record.derived, record.gate1) = judging.finish();
             return Ok(record);
         }
     }
 
-    fn note_facts(&mut self, event: &Event) {
-        if let Payload::ToolCall { tool, args, result } = &event.payload
+    fn note_spec(&mut self, event: &Event) {
+        if let Payload::ToolCall { tool, result, .. } = &event.payload
             && event.actor.is_host_band()
+            && tool.as_str() == "hotcell.spec"
         {
-            match tool.as_str() {
-                "hotcell.spec" => self.spec = Some(*result),
-                "hotcell.verdict" => {
-                    let stated = self.objects.object(args, MAX_FACT_LEN).ok();
-                    let stated = stated.and_then(|bytes| serde_json::from_slice::<Stated>(&bytes).ok());
-                    // One that does not read agrees with nothing.
-                    self.stated = Some(stated.and_then(|s| s.verdict).unwrap_or_default());
-                }
-                _ => {}
-            }
+            self.spec = Some(*result);
         }
     }
 }
@@ -375,21 +350,17 @@ fn check_spec(dir: &BundleDir, named: Option<Digest>, findings: &mut Findings) {
 }
 
 /// Compares what is stated about the verdict with what the record gives; returns what the report states.
-fn check_verdict(
-    dir: &BundleDir,
-    derived: &Derived,
-    stated: Option<String>,
-    out: &mut Findings,
-) -> Option<String> {
+fn check_verdict(dir: &BundleDir, derived: &Derived, out: &mut Findings) -> Option<String> {
     let agrees = |said: &str| said.eq_ignore_ascii_case(derived.verdict.as_str());
     let disagrees = |who: &str, said: &str| {
         let said: String = said.chars().take(40).flat_map(char::escape_debug).collect();
         format!("{who} says {said:?}, and the record gives {}", derived.verdict)
     };
     // Without its end the record gives no verdict that its own could agree with: a crash may come between the two.
-    let stated = stated.filter(|_| derived.verdict != Verdict::Incomplete);
-    if let Some(said) = stated.as_deref().filter(|said| !agrees(said)) {
-        out.add(Reason::VerdictDisagrees, disagrees("the recorded hotcell.verdict", said));
+    if derived.verdict != Verdict::Incomplete && !derived.agrees_with_record {
+        let detail =
+            format!("the recorded hotcell.verdict is not {}, which the record gives", derived.verdict);
+        out.add(Reason::VerdictDisagrees, detail);
     }
     let bytes = match dir.read(REPORT, MAX_REPORT_LEN) {
         Ok(bytes) => bytes,

@@ -116,10 +116,10 @@ mod tests {
     #[test]
     fn a_short_console_is_kept_whole_and_its_end_is_printable() {
         let console = Console::drain(std::io::Cursor::new(b"a\r\n\x1b[2Jb\r\n\r\nc\r\n".to_vec()));
-        while console.captured().total < 14 {
+        while console.captured().total < 15 {
             std::thread::yield_now();
         }
         assert_eq!(console.last_lines(2), "[2Jb\nc");
-        assert_eq!(console.finish().bytes.len(), 14);
+        assert_eq!(console.finish().bytes.len(), 15);
     }
 }

@@ -16,6 +16,7 @@ mod console;
 mod disk;
 mod process;
 mod qemu;
+mod reap;
 mod registry;
 mod teardown;
 
@@ -25,5 +26,6 @@ pub use console::{CONSOLE_CAP, Captured, Console};
 pub use disk::{DiskError, Workspace};
 pub use process::{ProcessId, boot_id};
 pub use qemu::{QemuBackend, QmpError};
+pub use reap::{Listed, REAPED_FILE, Reaped};
 pub use registry::{Entry, Registration, Registry, RegistryError};
 pub use teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};

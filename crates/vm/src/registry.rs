@@ -11,7 +11,7 @@
 
 use crate::process::ProcessId;
 use crate::teardown::Check;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// Version of `entry.json`.
 const ENTRY_VERSION: u32 = 1;
+/// Names of folders that are no entries yet begin with this.
+pub(crate) const HIDDEN: &str = ".new-";
 /// Largest `entry.json` that is read.
 const MAX_ENTRY: u64 = 64 * 1024;
 
@@ -84,19 +86,21 @@ impl Registry {
         Ok(Registry { dir: dir.to_owned() })
     }
 
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
     /// Takes the run id and writes the entry.
     ///
     /// # Errors
     /// The id is taken, or the disk refuses.
     pub fn register(&self, run_id: &str, bundle: &Path) -> Result<Registration, RegistryError> {
         let dir = self.dir.join(run_id);
-        match fs::DirBuilder::new().mode(0o700).create(&dir) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(RegistryError::Taken(run_id.to_owned()));
-            }
-            Err(error) => return Err(io_error(&dir)(error)),
-        }
+        // Made under another name and locked before it gets its own: a reaper never
+        // sees an entry whose owner has not locked it yet.
+        let new = self.dir.join(format!("{HIDDEN}{}-{run_id}", std::process::id()));
+        fs::DirBuilder::new().mode(0o700).create(&new).map_err(io_error(&new))?;
         let entry = Entry {
             version: ENTRY_VERSION,
             run_id: run_id.to_owned(),
@@ -104,12 +108,19 @@ impl Registry {
             vmm: None,
             bundle: bundle.to_owned(),
         };
-        let made = lock(&dir).and_then(|lock| write_entry(&dir, &entry).map(|()| lock));
-        match made {
+        let made = lock(&new).and_then(|lock| write_entry(&new, &entry).map(|()| lock));
+        let named = made.and_then(|lock| {
+            renameat_with(CWD, &new, CWD, &dir, RenameFlags::NOREPLACE)?;
+            Ok(lock)
+        });
+        match named {
             Ok(lock) => Ok(Registration { dir, entry, _lock: lock }),
             Err(error) => {
-                let _ = fs::remove_dir_all(&dir);
-                Err(io_error(&dir)(error))
+                let _ = fs::remove_dir_all(&new);
+                match error.kind() {
+                    io::ErrorKind::AlreadyExists => Err(RegistryError::Taken(run_id.to_owned())),
+                    _ => Err(io_error(&dir)(error)),
+                }
             }
         }
     }

@@ -1,6 +1,8 @@
 //! An honest bundle, and the tools of somebody who would alter it.
 
+use hotcell_decide::{Broker, CapabilityRequest, Check, HostFact, OutputStream, Verdict};
 use hotcell_ledger::*;
+use hotcell_policy::{ImageRef, PolicyDraft, RunDraft};
 use std::path::{Path, PathBuf};
 
 pub(crate) const SEED: [u8; 32] = [7; 32];
@@ -15,15 +17,15 @@ pub(crate) struct Plan {
     /// How many guest processes.
     pub(crate) execs: u64,
     /// A host fact before the end.
-    pub(crate) fact: Option<&'static str>,
-    /// The verdict that report and record state.
-    pub(crate) verdict: &'static str,
+    pub(crate) fact: Option<HostFact>,
+    /// The verdict and reasons that report and record state.
+    pub(crate) verdict: (Verdict, &'static [&'static str]),
     pub(crate) seed: [u8; 32],
 }
 
 impl Default for Plan {
     fn default() -> Plan {
-        Plan { run_id: "run-1", execs: 3, fact: None, verdict: "ALLOWED", seed: SEED }
+        Plan { run_id: "run-00000001", execs: 3, fact: None, verdict: (Verdict::Allowed, &[]), seed: SEED }
     }
 }
 
@@ -35,12 +37,19 @@ impl Plan {
         std::fs::create_dir_all(bundle.path("files/deep dir")).unwrap();
         put("files/deep dir/out.txt", "copied out");
         put("console.log", "booting");
-        let spec = format!(r#"{{"run":"{}"}}"#, self.run_id);
+        let part = |what: &str| Digest::of(what.as_bytes());
+        let image = ImageRef {
+            name: "busybox".into(),
+            kernel: part("kernel"),
+            initramfs: part("initramfs"),
+            root: part("root"),
+        };
+        let draft = RunDraft::new(self.run_id, image, PolicyDraft::for_running_a_command());
+        let sealed = draft.seal().unwrap();
+        let spec = String::from_utf8(sealed.to_json()).unwrap();
         put("spec.json", &spec);
-        put(
-            "report.json",
-            &format!(r#"{{"run_id":"{}","verdict":"{}","other":[1,2]}}"#, self.run_id, self.verdict),
-        );
+        let (verdict, reasons) = self.verdict;
+        put("report.json", &format!(r#"{{"run_id":"{}","verdict":"{verdict}","other":[1,2]}}"#, self.run_id));
 
         let cadence = Cadence { max_events: 4, ..Cadence::default() };
         let mut writer = LedgerWriter::create(bundle.path("ledger.ames"), cadence).unwrap();
@@ -49,10 +58,10 @@ impl Plan {
             now += 1000;
             writer.append(actor, parent, payload, now).unwrap();
         };
-        let fact = |name: &str, object: &str, result: Digest| Payload::ToolCall {
-            tool: name.into(),
-            args: bundle.object(object),
-            result,
+        let fact = |fact: &HostFact| {
+            let (payload, object) = fact.to_payload().unwrap();
+            bundle.object(std::str::from_utf8(&object).unwrap());
+            payload
         };
         let (host, vm) = (ActorId::HOST, ActorId::VM);
         let spawn = |argv: &str| Payload::ProcessSpawn {
@@ -62,35 +71,56 @@ impl Plan {
         };
         add(host, None, Payload::RunBegin);
         add(host, None, spawn(&spec));
-        add(host, None, fact("hotcell.spec", r#"{"fact":"spec"}"#, Digest::of(spec.as_bytes())));
-        add(host, None, fact("hotcell.measured", r#"{"fact":"measured"}"#, Digest::of(b"kernel")));
-        let manifest = bundle.object("a manifest");
-        let ready = format!(r#"{{"fact":"ready","manifest":"{manifest}"}}"#);
+        let begun = HostFact::Spec { run_id: self.run_id.into(), spec: sealed.digest(), layers: Vec::new() };
+        add(host, None, fact(&begun));
+        for what in ["kernel", "initramfs", "root"] {
+            add(host, None, fact(&HostFact::Measured { what: what.into(), digest: part(what), bytes: 1 }));
+        }
+        add(host, None, fact(&HostFact::SwitchProven { rules: 39 }));
         add(vm, Some(host), spawn(r#"["qemu"]"#));
-        add(host, None, fact("hotcell.ready", &ready, Digest::ZERO));
+        let manifest = bundle.object("a manifest");
+        let isolation = HostFact::Isolation {
+            backend: "fake".into(),
+            accel: "tcg".into(),
+            jail: "none".into(),
+            details: [("manifest".to_owned(), manifest.to_hex())].into(),
+        };
+        add(host, None, fact(&isolation));
+        add(host, None, fact(&HostFact::Ready { boot_ms: 1, kernel_release: "6.1".into() }));
         for n in 0..self.execs {
             let actor = ActorId::new(0x1000 + n).unwrap();
             add(actor, Some(vm), spawn(&format!(r#"["sh","{n}"]"#)));
-            let request = bundle.object(&format!(r#"{{"capability":"file_write","n":{n}}}"#));
+            let path = format!("/workspace/{n}");
+            let request = CapabilityRequest::new(Capability::FileWrite, &path, "", actor);
+            let decision = Broker::decide(sealed.policy().capabilities(), &request);
+            let (payload, object) = decision.to_payload(&request);
+            bundle.object(std::str::from_utf8(&object).unwrap());
+            add(host, None, payload);
+            let output = format!("output {n}");
+            let kept = bundle.object(&output);
             add(
                 host,
                 None,
-                Payload::CapabilityRequest {
-                    capability: Capability::FileWrite,
-                    granted: true,
-                    reason: format!("allow tree {request}").as_str().into(),
-                },
+                fact(&HostFact::Output {
+                    exec: n,
+                    stream: OutputStream::Stdout,
+                    total_bytes: output.len() as u64,
+                    kept_bytes: output.len() as u64,
+                    truncated: false,
+                    whole: kept,
+                    kept,
+                }),
             );
-            let output = bundle.object(&format!("output {n}"));
-            add(host, None, fact("hotcell.output", &format!(r#"{{"fact":"output","n":{n}}}"#), output));
             add(actor, Some(vm), Payload::ProcessExit { code: 0 });
         }
-        if let Some(name) = self.fact {
-            add(host, None, fact(name, r#"{"fact":"why"}"#, Digest::ZERO));
+        if let Some(extra) = &self.fact {
+            add(host, None, fact(extra));
         }
+        let check = Check { what: "VMM process".into(), gone: true, detail: "reaped".into() };
+        add(host, None, fact(&HostFact::Teardown { verified: true, ms: 1, checks: vec![check] }));
         add(vm, Some(host), Payload::ProcessExit { code: 0 });
-        let stated = format!(r#"{{"fact":"verdict","verdict":"{}"}}"#, self.verdict);
-        add(host, None, fact("hotcell.verdict", &stated, Digest::ZERO));
+        let reasons = reasons.iter().map(ToString::to_string).collect();
+        add(host, None, fact(&HostFact::Verdict { verdict, reasons, timed_out: false }));
         add(host, None, Payload::ProcessExit { code: 0 });
         add(host, None, Payload::RunEnd);
         let ledger = writer.close().unwrap();

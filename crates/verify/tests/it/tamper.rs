@@ -2,6 +2,7 @@
 //! one of docs/verify.md, which this test reads.
 
 use crate::fixture::*;
+use hotcell_decide::{HostFact, Verdict};
 use hotcell_ledger::*;
 use hotcell_verify::*;
 use std::collections::BTreeSet;
@@ -29,7 +30,7 @@ fn cases() -> Vec<Case> {
     let case = |tampering, found, exit, act| Case { tampering, found, exit, act };
     vec![
         case("nothing (the control)", "", 0, |_| {}),
-        case("bit flipped in an event's payload", "EVENT_ALTERED", 1, |b| {
+        case("bit flipped in an event's payload", "EVENT_ALTERED VERDICT_DISAGREES", 1, |b| {
             let mut blocks = b.blocks();
             *blocks[1].events[1].last_mut().unwrap() ^= 1;
             b.set_blocks(&blocks);
@@ -62,17 +63,22 @@ fn cases() -> Vec<Case> {
             blocks[1].header.event_count ^= 4;
             b.set_blocks(&blocks);
         }),
-        case("event removed", "EVENT_REMOVED SPLICED OBJECT_UNNAMED", 1, |b| {
+        case("event removed", "EVENT_REMOVED SPLICED OBJECT_UNNAMED VERDICT_DISAGREES", 1, |b| {
             let mut blocks = b.blocks();
             blocks[1].events.remove(1);
             blocks[1].header.event_count -= 1;
             b.set_blocks(&blocks);
         }),
-        case("event removed, its count left", "EVENT_REMOVED EVENT_COUNT OBJECT_UNNAMED", 1, |b| {
-            let mut blocks = b.blocks();
-            blocks[1].events.remove(1);
-            b.set_blocks(&blocks);
-        }),
+        case(
+            "event removed, its count left",
+            "EVENT_REMOVED EVENT_COUNT OBJECT_UNNAMED VERDICT_DISAGREES",
+            1,
+            |b| {
+                let mut blocks = b.blocks();
+                blocks[1].events.remove(1);
+                b.set_blocks(&blocks);
+            },
+        ),
         case("event duplicated", "EVENT_DUPLICATED", 1, |b| {
             let mut blocks = b.blocks();
             let again = blocks[1].events[1].clone();
@@ -84,19 +90,29 @@ fn cases() -> Vec<Case> {
             blocks[1].events.swap(1, 2);
             b.set_blocks(&blocks);
         }),
-        case("event removed, all sealed again", "EVENT_REMOVED CHAIN_REWRITTEN OBJECT_UNNAMED", 1, |b| {
-            let mut blocks = b.blocks();
-            blocks[1].events.remove(1);
-            reseal(&mut blocks, 1);
-            b.set_blocks(&blocks);
-        }),
-        case("event removed, all renumbered and sealed again", "CHAIN_REWRITTEN VERDICT_DISAGREES", 1, |b| {
-            let mut blocks = b.blocks();
-            blocks[2].events.remove(1);
-            renumber(&mut blocks);
-            reseal(&mut blocks, 2);
-            b.set_blocks(&blocks);
-        }),
+        case(
+            "event removed, all sealed again",
+            "EVENT_REMOVED CHAIN_REWRITTEN OBJECT_UNNAMED VERDICT_DISAGREES",
+            1,
+            |b| {
+                let mut blocks = b.blocks();
+                blocks[1].events.remove(1);
+                reseal(&mut blocks, 1);
+                b.set_blocks(&blocks);
+            },
+        ),
+        case(
+            "event removed, all renumbered and sealed again",
+            "CHAIN_REWRITTEN OBJECT_UNNAMED VERDICT_DISAGREES",
+            1,
+            |b| {
+                let mut blocks = b.blocks();
+                blocks[2].events.remove(1);
+                renumber(&mut blocks);
+                reseal(&mut blocks, 2);
+                b.set_blocks(&blocks);
+            },
+        ),
         case("block removed", "BLOCK_REMOVED TRUNCATED OBJECT_UNNAMED VERDICT_DISAGREES", 1, |b| {
             let mut blocks = b.blocks();
             blocks.remove(2);
@@ -124,10 +140,10 @@ fn cases() -> Vec<Case> {
         }),
         case(
             "another run's blocks put behind this one's",
-            "SPLICED CHECKPOINT_MISMATCH OBJECT_MISSING",
+            "SPLICED CHECKPOINT_MISMATCH OBJECT_MISSING VERDICT_DISAGREES",
             1,
             |b| {
-                let other = Plan { run_id: "run-2", execs: 4, ..Plan::default() }.build();
+                let other = Plan { run_id: "run-00000002", execs: 4, ..Plan::default() }.build();
                 let mut blocks = b.blocks();
                 blocks.truncate(2);
                 blocks.extend_from_slice(&other.blocks()[2..]);
@@ -139,7 +155,7 @@ fn cases() -> Vec<Case> {
             "SPLICED RUN_MARKER_INSIDE NOT_COVERED OBJECT_MISSING SPEC_DISAGREES VERDICT_DISAGREES",
             1,
             |b| {
-                let other = Plan { run_id: "run-2", ..Plan::default() }.build();
+                let other = Plan { run_id: "run-00000002", ..Plan::default() }.build();
                 let mut blocks = b.blocks();
                 blocks.extend(other.blocks());
                 b.set_blocks(&blocks);
@@ -147,18 +163,23 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "file cut inside a block",
-            "TRUNCATED_TAIL NO_CLOSING_MARKER TRUNCATED VERDICT_DISAGREES",
+            "TRUNCATED_TAIL NO_CLOSING_MARKER TRUNCATED OBJECT_NOT_YET_NAMED VERDICT_DISAGREES",
             1,
             |b| {
                 let bytes = b.read("ledger.ames");
                 b.write("ledger.ames", &bytes[..bytes.len() - 60]);
             },
         ),
-        case("file cut between blocks", "NO_CLOSING_MARKER TRUNCATED VERDICT_DISAGREES", 1, |b| {
-            let mut blocks = b.blocks();
-            blocks.pop();
-            b.set_blocks(&blocks);
-        }),
+        case(
+            "file cut between blocks",
+            "NO_CLOSING_MARKER TRUNCATED OBJECT_NOT_YET_NAMED VERDICT_DISAGREES",
+            1,
+            |b| {
+                let mut blocks = b.blocks();
+                blocks.pop();
+                b.set_blocks(&blocks);
+            },
+        ),
         case("file emptied", "NO_CLOSING_MARKER TRUNCATED OBJECT_NOT_YET_NAMED VERDICT_DISAGREES", 1, |b| {
             b.write("ledger.ames", b"")
         }),
@@ -168,7 +189,7 @@ fn cases() -> Vec<Case> {
             1,
             |b| b.remove("ledger.ames"),
         ),
-        case("ledger rewritten, longer", "CHAIN_REWRITTEN OBJECT_MISSING", 1, |b| {
+        case("ledger rewritten, longer", "CHAIN_REWRITTEN OBJECT_MISSING VERDICT_DISAGREES", 1, |b| {
             let mut blocks = Plan { execs: 9, ..Plan::default() }.build().blocks();
             renumber(&mut blocks);
             reseal(&mut blocks, 0);
@@ -222,24 +243,29 @@ fn cases() -> Vec<Case> {
             b.seal_again([9; 32]);
         }),
         // Crashes: no note yet.
-        case("crash between blocks", "NO_CLOSING_MARKER", 3, |b| {
+        case("crash between blocks", "NO_CLOSING_MARKER OBJECT_NOT_YET_NAMED", 3, |b| {
             crash(b);
             let mut blocks = b.blocks();
             blocks.pop();
             b.set_blocks(&blocks);
         }),
-        case("crash inside a block", "TRUNCATED_TAIL NO_CLOSING_MARKER", 3, |b| {
+        case("crash inside a block", "TRUNCATED_TAIL NO_CLOSING_MARKER OBJECT_NOT_YET_NAMED", 3, |b| {
             crash(b);
             let bytes = b.read("ledger.ames");
             b.write("ledger.ames", &bytes[..bytes.len() - 60]);
         }),
-        case("crash, then a bit flipped", "EVENT_ALTERED NO_CLOSING_MARKER", 1, |b| {
-            crash(b);
-            let mut blocks = b.blocks();
-            blocks.pop();
-            *blocks[1].events[1].last_mut().unwrap() ^= 1;
-            b.set_blocks(&blocks);
-        }),
+        case(
+            "crash, then a bit flipped",
+            "EVENT_ALTERED NO_CLOSING_MARKER OBJECT_NOT_YET_NAMED VERDICT_DISAGREES",
+            1,
+            |b| {
+                crash(b);
+                let mut blocks = b.blocks();
+                blocks.pop();
+                *blocks[1].events[1].last_mut().unwrap() ^= 1;
+                b.set_blocks(&blocks);
+            },
+        ),
     ]
 }
 
@@ -312,20 +338,19 @@ fn a_kept_checkpoint() {
     assert_eq!(reasons(&verify(|_| {})), [""; 0]);
     // The chain rewritten, longer, consistent, sealed with the same key: the published verifier lets this pass.
     let longer = verify(|b| {
-        let mut blocks = Plan { execs: 9, ..Plan::default() }.build().blocks();
+        let other = Plan { execs: 9, ..Plan::default() }.build();
+        let mut blocks = other.blocks();
         reseal(&mut blocks, 0);
         b.set_blocks(&blocks);
-        for n in 3..9 {
-            b.object(&format!(r#"["sh","{n}"]"#));
-            b.object(&format!(r#"{{"capability":"file_write","n":{n}}}"#));
-            b.object(&format!("output {n}"));
-            b.object(&format!(r#"{{"fact":"output","n":{n}}}"#));
+        for object in std::fs::read_dir(other.path("objects")).unwrap() {
+            let object = object.unwrap();
+            std::fs::copy(object.path(), b.path("objects").join(object.file_name())).unwrap();
         }
         b.seal_again(SEED);
     });
     assert_eq!(reasons(&longer), ["CHAIN_REWRITTEN"]);
     assert!(
-        to_text(&longer).contains("kept.note covers a chain whose block 5 is another"),
+        to_text(&longer).contains("kept.note covers a chain whose block 6 is another"),
         "{}",
         to_text(&longer)
     );
@@ -344,7 +369,7 @@ fn a_kept_checkpoint() {
     // Sealed again with another key: the kept checkpoint's key is the one that counts.
     assert_eq!(reasons(&verify(|b| b.seal_again([9; 32]))), ["WRONG_KEY"]);
     // Another run altogether.
-    let other = Plan { run_id: "run-2", execs: 5, ..Plan::default() }.build();
+    let other = Plan { run_id: "run-00000002", execs: 5, ..Plan::default() }.build();
     let v = verify_bundle(other.dir.path(), &options(Some(&kept))).unwrap();
     assert_eq!(reasons(&v), ["CHAIN_REWRITTEN", "CHECKPOINT_OF_OTHER_RUN"]);
 }
@@ -356,7 +381,7 @@ fn several_checkpoints_and_what_none_covers() {
     let key = SigningKey::from_seed(&SEED);
     let at = |height: usize| {
         let body = NoteBody {
-            origin: "hotcell/run-1".into(),
+            origin: "hotcell/run-00000001".into(),
             checkpoint: Checkpoint { height: height as u64, head: blocks[height - 1].header.digest() },
             key: None,
             objects: None,
@@ -413,18 +438,24 @@ fn whose_key() {
 
 #[test]
 fn the_verdict_is_the_records() {
-    for (fact, verdict) in [
-        (None, "ALLOWED"),
-        (Some("hotcell.kill"), "KILLED"),
-        (Some("hotcell.fault"), "KILLED"),
-        (Some("hotcell.failed"), "FAILED"),
-        (Some("hotcell.timeout"), "ALLOWED"),
-    ] {
-        let bundle = Plan { fact, verdict, ..Plan::default() }.build();
+    type Told = (Verdict, &'static [&'static str]);
+    let cases: [(Option<HostFact>, Told); 5] = [
+        (None, (Verdict::Allowed, &[])),
+        (Some(HostFact::fault("driver", &"panic")), (Verdict::Killed, &["evaluator_failure"])),
+        (
+            Some(HostFact::Kill { reasons: vec!["nothing".into()], at_sequence: 0 }),
+            (Verdict::Killed, &["unexplained_kill"]),
+        ),
+        (Some(HostFact::failed("boot", &"late")), (Verdict::Failed, &["failed boot"])),
+        (Some(HostFact::Interrupted { signal: 2 }), (Verdict::Allowed, &[])),
+    ];
+    for (fact, verdict) in cases {
+        let bundle = Plan { fact: fact.clone(), verdict, ..Plan::default() }.build();
         let v = verify_bundle(bundle.dir.path(), &Options::default()).unwrap();
-        assert_eq!((reasons(&v), v.derived.verdict.as_str()), (vec![], verdict), "{fact:?}");
-        let other = if verdict == "ALLOWED" { "KILLED" } else { "ALLOWED" };
-        let bundle = Plan { fact, verdict: other, ..Plan::default() }.build();
+        assert_eq!((reasons(&v), v.derived.verdict), (vec![], verdict.0), "{fact:?}");
+        let other: Told =
+            if verdict.0 == Verdict::Allowed { (Verdict::Killed, &["x"]) } else { (Verdict::Allowed, &[]) };
+        let bundle = Plan { fact: fact.clone(), verdict: other, ..Plan::default() }.build();
         let v = verify_bundle(bundle.dir.path(), &Options::default()).unwrap();
         assert_eq!(reasons(&v), ["VERDICT_DISAGREES"], "{fact:?}");
         assert_eq!(v.findings.counts()[&Reason::VerdictDisagrees], 2);

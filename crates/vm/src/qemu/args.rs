@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 /// Name of the virtio port that the guest's init looks for.
 pub(super) const CHANNEL_NAME: &str = "org.hotcell.channel";
 /// Every VMM of ours has this in its `-name`: the reaper's marker.
-pub(super) const NAME_PREFIX: &str = "hotcell-";
+pub(crate) const NAME_PREFIX: &str = "hotcell-";
 
 /// Descriptor numbers that the VMM inherits.
 #[derive(Clone, Copy, Debug)]

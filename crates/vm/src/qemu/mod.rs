@@ -10,6 +10,7 @@
 mod args;
 mod qmp;
 
+pub(crate) use args::NAME_PREFIX;
 pub use qmp::QmpError;
 
 use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
@@ -32,6 +33,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// The VMM's environment has this variable alone: which registry it belongs to.
+pub(crate) const REGISTRY_VARIABLE: &str = "HOTCELL_REGISTRY";
 /// How long the VMM may take to answer a control command. It answers in
 /// milliseconds; a busy host may take long.
 const CONTROL_DEADLINE: Duration = Duration::from_secs(20);
@@ -105,6 +108,7 @@ impl Parts {
         let argv = args::arguments(plan, fds, host::tsc_khz());
         let mut command = Command::new(program);
         command.args(&argv).env_clear().current_dir("/");
+        command.env(REGISTRY_VARIABLE, dir.parent().unwrap_or(dir));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host::inherit(
             &mut command,
