@@ -5,7 +5,7 @@
 mod lab;
 
 use hotcell_testkit::{FakeGuest, FakeMachine, StartAs, honest};
-use hotcell_wire::{GuestFrame, Request};
+use hotcell_wire::{Claim, ClaimKind, GuestFrame, Request};
 use lab::*;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn assert_no_more_than(before: (usize, usize), after_what: &str) {
 }
 
 fn run(machine: FakeMachine) {
-    let mut lab = Lab::with(machine);
+    let mut lab = Lab::with(machine).impatient();
     lab.runtime.boot_deadline = Duration::from_secs(2);
     let run = lab.start_with(|policy| policy.limits.timeout_s = 1);
     let _ = wait(exec(&run, &["cat"]));
@@ -126,4 +126,31 @@ fn threads_descriptors_and_memory_are_what_they_were() {
     let (little, much) = (measure(8 << 20), measure(256 << 20));
     assert!(much < little + 8 * 1024, "256 MiB of output took {much} KiB, 8 MiB took {little} KiB");
     assert_no_more_than(before, "much output");
+
+    // And many lies cost what a few do: what is refused is counted, not kept.
+    let measure = |lies: u64| {
+        let lab = Lab::new(move |guest| {
+            guest.boot();
+            let Some(exec) = guest.exec() else { return };
+            for turn in 0..lies {
+                let claim = Claim { kind: ClaimKind::Exit, subject: turn, parent: turn, value: 0, text: b"" };
+                guest.send(0, &GuestFrame::Claim(claim));
+            }
+            guest.exited(exec, 0);
+            guest.serve();
+        });
+        let run = lab.start_with(|policy| policy.limits.timeout_s = 300);
+        let liar = exec(&run, &["x"]);
+        let watch = std::thread::spawn(move || wait(liar).unwrap());
+        let mut most = 0;
+        while !watch.is_finished() {
+            most = most.max(resident_kib());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        watch.join().unwrap();
+        assert_allowed(&lab, &finish(run));
+        most
+    };
+    let (few, many) = (measure(1000), measure(500_000));
+    assert!(many < few + 8 * 1024, "500 000 lies took {many} KiB, 1000 took {few} KiB");
 }

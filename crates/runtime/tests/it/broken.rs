@@ -15,6 +15,7 @@ fn breaks(how: impl Fn(&mut FakeGuest, u32) + Send + Sync + 'static) -> Lab {
             guest.ignore();
         }
     })
+    .impatient()
 }
 
 /// The run of a broken guest: KILLED, its exec in error, with these words, within seconds.
@@ -187,7 +188,8 @@ fn quiet_that_never_comes() {
             guest.exited(exec, 0);
         }
         guest.ignore();
-    });
+    })
+    .impatient();
     let run = lab.start();
     assert_eq!(wait(exec(&run, &["x"])).unwrap().code, 0);
     let report = finish(run);
@@ -218,7 +220,8 @@ fn a_reader_that_stops_while_it_is_given_stdin() {
         guest.boot();
         guest.exec();
         guest.hang();
-    });
+    })
+    .impatient();
     let run = lab.start_with(|policy| policy.limits.timeout_s = 1);
     let stdin = hotcell_runtime::Stdin::Bytes(vec![7; 8 << 20]);
     let io = hotcell_runtime::ExecIo { stdin, ..Default::default() };

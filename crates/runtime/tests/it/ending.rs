@@ -57,7 +57,9 @@ fn a_run_within_its_time_has_no_timeout() {
 
 #[test]
 fn an_exec_that_had_ended_keeps_its_code_when_the_time_is_up() {
-    let lab = Lab::honest();
+    let mut lab = Lab::honest();
+    (lab.runtime.patience.stop, lab.runtime.patience.caller) =
+        (Duration::from_millis(300), Duration::from_millis(300));
     let run = lab.start_with(|policy| policy.limits.timeout_s = 1);
     let stuck = Stuck::default();
     let io = ExecIo { stdout: Some(Box::new(stuck.clone())), ..ExecIo::default() };
@@ -75,7 +77,8 @@ fn a_timeout_that_the_guest_does_not_answer_ends_the_machine() {
     let lab = Lab::new(|guest| {
         guest.boot();
         guest.ignore();
-    });
+    })
+    .impatient();
     let begun = Instant::now();
     let run = lab.start_with(|policy| policy.limits.timeout_s = 1);
     let error = wait(exec(&run, &["anything"])).unwrap_err();
@@ -106,7 +109,7 @@ fn a_second_interrupt_ends_the_machine_at_once() {
         guest.boot();
         guest.ignore();
     });
-    lab.runtime.patience.stop = Duration::from_secs(50);
+    lab.runtime.patience.stop = HANG;
     let run = lab.start();
     let sleeper = exec(&run, &["sleep"]);
     until("the machine's start", || {

@@ -221,7 +221,9 @@ fn finish_while_booting_waits_and_runs_what_was_asked_for() {
 
 #[test]
 fn a_caller_that_does_not_read_costs_no_byte_of_the_record_and_can_not_touch_it_later() {
-    let lab = Lab::honest();
+    let mut lab = Lab::honest();
+    (lab.runtime.patience.stop, lab.runtime.patience.caller) =
+        (std::time::Duration::from_millis(300), std::time::Duration::from_millis(300));
     let run = lab.start();
     let stuck = Stuck::default();
     let io = ExecIo { stdout: Some(Box::new(stuck.clone())), ..ExecIo::default() };

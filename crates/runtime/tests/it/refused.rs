@@ -50,7 +50,7 @@ fn a_run_id_that_is_taken_is_refused_and_the_first_one_goes_on() {
     let lab = Lab::honest();
     let first = lab.start();
     let sleeper = exec(&first, &["sleep"]);
-    until("the first run's start", || lab.backend.count(hotcell_testkit::Step::TakeChannel) == 1);
+    assert!(wait(exec(&first, &["true"])).is_ok(), "the machine is up");
     let before = fs::read(lab.registered()[0].join("entry.json")).unwrap();
     let mut second = lab.runtime.clone();
     second.out = lab.home.path().join("elsewhere");

@@ -95,15 +95,17 @@ impl Lab {
             key: Arc::new(SigningKey::load_or_create(&dir.join("key")).unwrap()),
             clock: clock.clone(),
             boot_deadline: Duration::from_secs(20),
-            patience: Patience {
-                stop: Duration::from_millis(400),
-                quiesce: Duration::from_millis(600),
-                death: Duration::from_millis(400),
-                caller: Duration::from_millis(600),
-            },
+            patience: Patience { stop: HANG / 2, quiesce: HANG / 2, death: HANG / 2, caller: HANG / 2 },
             advisor: None,
         };
         Lab { home, backend, runtime, clock }
+    }
+
+    /// For guests that do not answer: a test that expects an answer must not hurry it.
+    pub(crate) fn impatient(mut self) -> Lab {
+        let soon = Duration::from_millis(300);
+        self.runtime.patience = Patience { stop: soon, quiesce: soon, death: soon, caller: soon };
+        self
     }
 
     pub(crate) fn boot(&self) -> MeasuredBoot {
