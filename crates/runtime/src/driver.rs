@@ -611,7 +611,7 @@ impl Driver<'_> {
         }
         let (stderr, stdout) = (totals.pop(), totals.pop());
         let (mut how, mut code, mut signal) =
-            ended.as_ref().map_or((ExecHow::Unknown, None, None), |ended| ending(ended));
+            ended.as_ref().map_or((ExecHow::Unknown, None, None), ending);
         if timed_out && how != ExecHow::Unknown {
             (how, code, signal) = (ExecHow::TimedOut, None, Some(9));
         }

@@ -77,10 +77,21 @@ fn a_ledger_or_object_that_the_disk_does_not_take_ends_the_run() {
 }
 
 #[test]
+fn one_object_that_did_not_fit_is_not_forgotten_where_all_others_do() {
+    let lab = Lab::honest();
+    let Some(_disk) = SmallDisk::mount(&lab.runtime.out, "600k") else { return };
+    let run = lab.start();
+    assert_eq!(wait(exec(&run, &["echo", "small"])).unwrap().code, 0);
+    assert!(wait(exec(&run, &["echo", &"x".repeat(900_000)])).is_err());
+    assert_record_failed(&lab, &finish(run));
+}
+
+#[test]
 fn with_room_enough_the_same_runs_end_well() {
     let lab = Lab::with(hotcell_testkit::FakeMachine::new(honest));
     let Some(_disk) = SmallDisk::mount(&lab.runtime.out, "64m") else { return };
     let run = lab.start();
     assert_eq!(wait(exec(&run, &["noise", "1", "30000000"])).unwrap().code, 0);
+    assert_eq!(wait(exec(&run, &["echo", &"x".repeat(900_000)])).unwrap().code, 0);
     assert_allowed(&lab, &finish(run));
 }

@@ -285,7 +285,16 @@ impl Record {
         assert!(derived.agrees_with_record(), "{:?}", derived.recorded);
         assert!(derived.gate1.is_ok(), "{:?}", derived.gate1.violations);
         record.assert_intact(report);
+        record.assert_no_parts();
         record
+    }
+
+    /// What has an object's name is whole, and nothing half-written lies beside it.
+    #[track_caller]
+    pub(crate) fn assert_no_parts(&self) {
+        let part = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+        let parts: Vec<PathBuf> = entries(&self.dir.join("objects")).into_iter().filter(part).collect();
+        assert!(parts.is_empty(), "unfinished objects are left: {parts:?}");
     }
 
     /// Nothing but its verdict, which the verifier folds by rules of its own, may differ for a verifier.
