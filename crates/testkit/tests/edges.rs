@@ -31,11 +31,8 @@ fn table() -> Table {
     rows[1..]
         .iter()
         .map(|row| {
-            let row_of = Crate {
-                sentence: row[1].clone(),
-                may_use: names(&row[2]),
-                tests_may_use: names(&row[3]),
-            };
+            let row_of =
+                Crate { sentence: row[1].clone(), may_use: names(&row[2]), tests_may_use: names(&row[3]) };
             (common::code(&row[0]).remove(0), row_of)
         })
         .collect()
@@ -172,8 +169,11 @@ fn deny_toml_says_the_same() {
         let list = rest.split(']').next().unwrap();
         let wrappers: BTreeSet<String> =
             list.split(',').filter_map(|name| short(name.trim().trim_matches('"'))).collect();
-        let named: BTreeSet<String> =
-            table.iter().filter(|(_, row)| row.may_use.contains(wall)).map(|(name, _)| name.clone()).collect();
+        let named: BTreeSet<String> = table
+            .iter()
+            .filter(|(_, row)| row.may_use.contains(wall))
+            .map(|(name, _)| name.clone())
+            .collect();
         assert_eq!(wrappers, named, "{wall}");
     }
 }
