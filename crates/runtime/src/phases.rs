@@ -148,9 +148,7 @@ pub(crate) fn drive(sealed: Sealed, calls: Receiver<Call>) -> RunReport {
     };
     // Nobody is answered any more: callers see the end of the channel.
     drop(calls);
-    let mut report = torn_down.close();
-    report.timings_ms.insert("total", begun.elapsed().as_millis() as u64);
-    report
+    torn_down.close(begun)
 }
 
 impl Sealed {
@@ -418,7 +416,7 @@ impl Exited {
 }
 
 impl TornDown {
-    fn close(self) -> RunReport {
+    fn close(self, begun: Instant) -> RunReport {
         let TornDown { runtime, spec, mut recorder, facts, console, report, broken, timings, error } = self;
         let mut run_report = RunReport::unrecorded(spec.run_id(), Verdict::Killed, String::new());
         run_report.error = error;
@@ -463,6 +461,8 @@ impl TornDown {
             if let Some(advisor) = &runtime.advisor {
                 run_report.advisory = advisor(&closed);
             }
+            // Up to here: what follows is the sealing of this very file.
+            run_report.timings_ms.insert("total", begun.elapsed().as_millis() as u64);
             if console.total > 0 {
                 bundle.put_file(CONSOLE, &console.bytes)?;
             }
