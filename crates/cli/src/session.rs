@@ -6,7 +6,7 @@ use crate::home::{Home, find_program};
 use hotcell_image::{Guest, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{MeasuredBoot, Opinion, Runtime};
+use hotcell_runtime::{MeasuredBoot, Opinion, Patience, Runtime};
 use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -68,6 +68,7 @@ impl Session {
             key: Arc::new(SigningKey::load_or_create(&self.home.key()).map_err(Fatal::failed)?),
             clock: Runtime::host_clock(),
             boot_deadline,
+            patience: Patience::default(),
             advisor: Some(Arc::new(opinions)),
         })
     }

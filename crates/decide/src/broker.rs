@@ -14,6 +14,9 @@ use hotcell_ledger::{ActorId, Capability, Digest, NfcString, Payload};
 use hotcell_policy::{CapabilityPolicy, CleanPath, PackageGrant, WriteGrant};
 use serde::{Deserialize, Serialize};
 
+/// Decisions that a run may ask for. Each costs the host an event and an object, the allowed ones too, so a workload that
+/// may do what it asks for could fill the disk by asking. Four a second for an hour: agents ask a few hundred times.
+pub const MAX_DECISIONS: u64 = 16_384;
 /// Longest resource in characters.
 pub const MAX_RESOURCE_CHARS: usize = 512;
 /// Longest justification in characters.

@@ -15,19 +15,32 @@
 //! The guest names actors by numbers of its own choosing, and execs by the number of
 //! the exec. The host maps both to ids that it assigns. A [`GuestClaim`] has no
 //! variant for run markers, and its numbers are never actor ids, so it can't name
-//! the host's band. Bounded: [`MAX_ACTORS`] actors, [`MAX_ADMITTED`] claims, and at
-//! most one fact now and one at the end for each pair of kind and code.
+//! the host's band. Bounded: [`MAX_CLAIMED_ACTORS`] actors, [`MAX_ADMITTED`] claims, and at
+//! most one fact now and one at the end for each pair of kind and code. The host's own
+//! execs have a bound of their own: no story keeps the host from starting one.
 
+use crate::broker::MAX_DECISIONS;
 use crate::fact::{HostFact, RESERVED_PREFIX};
 use hotcell_ledger::gate1::{Code, Lineage};
 use hotcell_ledger::{ActorId, Capability, Digest, Event, FileOp, NfcString, Payload, Protocol};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Guest actors that a run may have, execs and claimed ones together.
-pub const MAX_ACTORS: usize = 65_536;
+/// Execs that the host may start in a run: one a second for an hour.
+pub const MAX_RUN_EXECS: usize = 4096;
+/// Actors that the guest may claim. Each leaves an object in the bundle.
+pub const MAX_CLAIMED_ACTORS: usize = 32_768;
 /// Claims that are recorded; a story longer than this is cut, and the rest counted.
 pub const MAX_ADMITTED: u64 = 262_144;
+/// Objects that an exec leaves at most: argv, two outputs, and the facts of both and of its end.
+const OBJECTS_OF_AN_EXEC: usize = 6;
+
+// A bundle that no verifier reads is no record: whatever the guest does, a quarter of what one lists is left for the rest.
+const _: () = assert!(
+    MAX_RUN_EXECS * OBJECTS_OF_AN_EXEC + MAX_CLAIMED_ACTORS + MAX_DECISIONS as usize
+        <= hotcell_ledger::bundle::MAX_FILES / 4 * 3
+);
+
 /// Longest text of a claim in bytes.
 pub const MAX_CLAIM_TEXT: usize = 2048;
 
@@ -248,7 +261,7 @@ impl Admission {
         if self.execs.contains_key(&exec) {
             return None;
         }
-        let actor = self.assign()?;
+        let actor = self.assign(self.execs.len() < MAX_RUN_EXECS)?;
         self.execs.insert(exec, Known { actor, parent: ActorId::VM });
         Some(actor)
     }
@@ -322,8 +335,8 @@ impl Admission {
         live
     }
 
-    fn assign(&mut self) -> Option<ActorId> {
-        if self.execs.len() + self.claimed.len() >= MAX_ACTORS {
+    fn assign(&mut self, room: bool) -> Option<ActorId> {
+        if !room {
             return None;
         }
         let actor = ActorId::new(self.next).filter(|actor| !actor.is_host_band())?;
@@ -358,7 +371,8 @@ impl Admission {
                     argv: Digest::of(&object),
                     cwd: NfcString::default(),
                 };
-                let actor = self.assign().ok_or(RefusalCode::TooManyActors)?;
+                let room = self.claimed.len() < MAX_CLAIMED_ACTORS;
+                let actor = self.assign(room).ok_or(RefusalCode::TooManyActors)?;
                 Admitted { actor, parent: Some(parent.actor), payload, object: Some(object) }
             }
             statement => {

@@ -16,13 +16,16 @@
 //!   ones. A spawn that was denied over its token is a bad sample too.
 //! - **mutations**: every recorded mutation is a sample; an unexplained one is bad.
 //!
+//! A third is a mere count: past [`MAX_DECISIONS`] decisions, allowed or not, the run asks for
+//! the host's disk and not for capabilities.
+//!
 //! The average needs [`DENIAL_WARM_UP`] and [`MUTATION_WARM_UP`] samples before it
 //! speaks; `accumulate.rs` says why. Each decision is decided again with the sealed
 //! policy, and each mutation judged again, so that a record which disagrees with its
 //! own policy is itself a reason.
 
 use crate::accumulate::{ALPHA, Accumulator};
-use crate::broker::{Broker, CapabilityRequest, capability_name};
+use crate::broker::{Broker, CapabilityRequest, MAX_DECISIONS, capability_name};
 use crate::evidence::{Evidence, EvidenceError, Observation};
 use crate::fact::{Direction, HostFact, ViolationKind};
 use crate::monitor::{Judgement, Monitor, Mutation};
@@ -103,6 +106,7 @@ pub struct Judge {
     monitor: Monitor,
     denials: Accumulator,
     mutations: Accumulator,
+    decisions: u64,
     trip: Option<Trip>,
 }
 
@@ -133,6 +137,7 @@ impl Judge {
             ),
             spec_digest: spec.digest(),
             spec: spec.clone(),
+            decisions: 0,
             trip: None,
         })
     }
@@ -190,6 +195,11 @@ impl Judge {
         }
     }
 
+    /// As if so many decisions had been made: for the proof, which has no time to make them.
+    pub(crate) fn assume_decisions(&mut self, decisions: u64) {
+        self.decisions = decisions;
+    }
+
     /// Whether this reason was found.
     pub fn found(&self, reason: Reason) -> bool {
         self.trip.as_ref().is_some_and(|trip| trip.causes.iter().any(|cause| cause.reason == reason))
@@ -227,6 +237,14 @@ impl Judge {
         now: u64,
     ) {
         let name = capability_name(capability);
+        self.decisions = self.decisions.saturating_add(1);
+        if self.decisions > MAX_DECISIONS {
+            self.trip(
+                Reason::RequestFlood,
+                at,
+                format!("more than {MAX_DECISIONS} decisions were asked for"),
+            );
+        }
         if granted {
             let never = match capability {
                 Capability::NetEgress => Some(Reason::GrantedNetEgress),

@@ -6,7 +6,7 @@
 //! now; not that anything will be observed.
 
 use crate::accumulate::run_to_exceed;
-use crate::broker::{Broker, CapabilityRequest, Decision, Rule};
+use crate::broker::{Broker, CapabilityRequest, Decision, MAX_DECISIONS, Rule};
 use crate::claims::ClaimKind;
 use crate::fact::{Check, HostFact, ViolationKind};
 use crate::judge::{DENIAL_WARM_UP, Judge, MUTATION_WARM_UP, Ruling, violation_reason};
@@ -38,6 +38,7 @@ enum Step {
     Event(ActorId, Option<ActorId>, Payload, Option<Vec<u8>>),
     Wait(u64),
     Lineage(gate1::Code),
+    Decisions(u64),
     Finish,
 }
 
@@ -89,6 +90,10 @@ fn play(spec: &SealedSpec, steps: Vec<Step>, reason: Reason) -> Result<(bool, bo
                 let violation =
                     gate1::Violation { code, sequence, actor: ActorId::HOST, detail: String::new() };
                 fold.judge_mut().lineage(&violation);
+                continue;
+            }
+            Step::Decisions(made) => {
+                fold.judge_mut().assume_decisions(made);
                 continue;
             }
             Step::Finish => {
@@ -262,6 +267,10 @@ fn script(reason: Reason, spec: &SealedSpec) -> (Vec<Step>, Vec<Step>) {
             fact(HostFact::Interrupted { signal: 2 }),
         ),
         Reason::TeardownUnverified => (vec![teardown(false)], vec![teardown(true)]),
+        Reason::RequestFlood => {
+            let after = |made: u64| vec![Step::Decisions(made), denied(spec)];
+            (after(MAX_DECISIONS), after(MAX_DECISIONS - 1))
+        }
         Reason::DenialBurst => {
             let burst = u64::from(thresholds.denial_burst);
             (repeat(burst, 0, || denied(spec)), repeat(burst - 1, 0, || denied(spec)))

@@ -105,6 +105,8 @@ reasons! {
     /// The workload destroyed the sandbox that it ran in.
     SandboxDestroyed = "sandbox_destroyed", true;
 
+    /// More decisions than a run may ask for.
+    RequestFlood = "request_flood", false;
     /// Too many denials within the window.
     DenialBurst = "denial_burst", false;
     /// Too large a part of the decisions were denials.
@@ -132,6 +134,6 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), Reason::ALL.len());
-        assert_eq!(Reason::ALL.iter().filter(|reason| !reason.is_absolute()).count(), 4);
+        assert_eq!(Reason::ALL.iter().filter(|reason| !reason.is_absolute()).count(), 5);
     }
 }

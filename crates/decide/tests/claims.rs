@@ -2,7 +2,7 @@
 mod common;
 
 use common::{Script, spec};
-use hotcell_decide::claims::{MAX_ACTORS, MAX_CLAIM_TEXT};
+use hotcell_decide::claims::{MAX_CLAIM_TEXT, MAX_CLAIMED_ACTORS, MAX_RUN_EXECS};
 use hotcell_decide::{Admission, ClaimKind, GuestClaim, HostFact, RefusalCode, Verdict};
 use hotcell_ledger::gate1::Lineage;
 use hotcell_ledger::{ActorId, Payload};
@@ -93,15 +93,24 @@ fn a_flood_of_lies_costs_two_facts_a_kind() {
 fn a_flood_of_actors_is_bounded() {
     let mut s = Script::started(spec());
     let mut admitted = 0;
-    for i in 0..(MAX_ACTORS as u64 + 100) {
+    for i in 0..(MAX_CLAIMED_ACTORS as u64 + 100) {
         admitted += usize::from(s.claim(1, 1000 + i, 1, 0, b"x"));
     }
-    assert_eq!(admitted, MAX_ACTORS - 1, "the exec is one of them");
-    assert_eq!(s.admission.begin_exec(2), None);
+    assert_eq!(admitted, MAX_CLAIMED_ACTORS);
+    s.exec(2);
     assert_eq!(s.trip(), None);
     let live = s.admission.still_live(s.fold.lineage());
-    assert_eq!(live.len(), MAX_ACTORS);
+    assert_eq!(live.len(), MAX_CLAIMED_ACTORS + 2, "the host's own execs are not kept out");
     assert_eq!(s.close().verdict, Verdict::Allowed);
+}
+
+#[test]
+fn execs_are_bounded_too() {
+    let mut s = Script::started(spec());
+    for exec in 2..=MAX_RUN_EXECS as u32 {
+        assert!(s.admission.begin_exec(exec).is_some());
+    }
+    assert_eq!(s.admission.begin_exec(1_000_000), None);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 mod common;
 
 use common::{Script, spawn, spec, spec_with, teardown};
+use hotcell_decide::broker::MAX_DECISIONS;
 use hotcell_decide::{
     Broker, CapabilityRequest, Check, ClaimKind, Decision, HostFact, Judge, Reason, RefusalCode, Rule,
     SpawnDenial, ViolationKind,
@@ -326,4 +327,17 @@ fn tripped_stays_tripped_whatever_follows() {
         ["evaluator_failure", "teardown_unverified"],
         "and further causes are noted"
     );
+}
+
+#[test]
+fn even_allowed_requests_are_bounded() {
+    let asked = |times: u64| {
+        reasons(|s| {
+            for _ in 0..times {
+                assert!(s.ask(Capability::FileWrite, "/workspace/x").is_granted());
+            }
+        })
+    };
+    assert_eq!(asked(MAX_DECISIONS), [""; 0]);
+    assert_eq!(asked(MAX_DECISIONS + 1), ["request_flood"]);
 }

@@ -7,6 +7,7 @@
 //! What it does not: limits, nonce, clock, entropy; see `configure`.
 
 use crate::cgroup::{self, Workload};
+use crate::gate::Gate;
 use crate::last::{Doing, Failure};
 use crate::limits::DEVICE_PATIENCE;
 use crate::oom::OomLog;
@@ -41,6 +42,7 @@ pub(crate) struct Booted {
     pub(crate) poll: Poll,
     pub(crate) port: OwnedFd,
     pub(crate) ground: Ground,
+    pub(crate) gate: Gate,
     pub(crate) reaper: Reaper,
     pub(crate) workload: Workload,
     pub(crate) oom: OomLog,
@@ -61,16 +63,20 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
     let listener = requests::listen()?;
     let filter = syscalls::filter().doing(|| "compile the system call filter".into())?;
     shed_privileges()?;
+    // Before PID 1's children belong to the workload's pid namespace.
+    let gate = Gate::start()?;
     let reaper = reaper::start(null.as_fd())?;
     let view = OwnedFd::from(reaper.view.try_clone().doing(|| "keep the workload's mount namespace".into())?);
     let poll = Poll::new().doing(|| "make an epoll instance".into())?;
     poll.watch(&reaper.process.pidfd, Source::Reaper)
+        .and_then(|()| poll.watch(&gate.process.pidfd, Source::GateDeath))
+        .and_then(|()| poll.watch(gate.control(), Source::Gate))
         .and_then(|()| poll.watch(&listener, Source::Listener))
         .and_then(|()| poll.watch(workload.events_fd(), Source::Workload))
         .doing(|| "watch the workload".into())?;
     let port = open_channel()?;
     poll.watch(&port, Source::Channel).doing(|| "watch the channel".into())?;
-    Ok(Booted { poll, port, ground: Ground { null, view, filter }, reaper, workload, oom, listener })
+    Ok(Booted { poll, port, ground: Ground { null, view, filter }, gate, reaper, workload, oom, listener })
 }
 
 fn mount_own() -> Result<(), Failure> {

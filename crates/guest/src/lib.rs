@@ -11,6 +11,7 @@
 //!
 //! ```text
 //! PID 1 (initramfs, root, one thread)             pid and mount namespace of the workload
+//!  +- gate: asked by the kernel before each execve
 //!  +- boot: modules, mounts under /root            +- PID 1: the reaper (no capabilities)
 //!  +- serve: epoll loop  --- clone3 into cgroup -->+- first process of exec 1, and its tree
 //!      channel  <=> host                           +- first process of exec 2, ...
@@ -29,6 +30,7 @@ mod client;
 mod configure;
 mod confine;
 mod exec;
+mod gate;
 mod last;
 pub mod limits;
 mod oom;

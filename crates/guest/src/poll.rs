@@ -18,6 +18,10 @@ pub(crate) enum Source {
     Channel,
     /// The process that reaps; it is not supposed to end.
     Reaper,
+    /// The process that is asked about executions; it is not supposed to end.
+    GateDeath,
+    /// The gate has something to tell.
+    Gate,
     /// The request socket's listener.
     Listener,
     /// A client of the request socket.
@@ -52,6 +56,8 @@ impl Source {
             Source::Stdout(id) => (8, id),
             Source::Stderr(id) => (9, id),
             Source::Cgroup(id) => (10, id),
+            Source::GateDeath => (11, 0),
+            Source::Gate => (12, 0),
         };
         kind << 32 | u64::from(id)
     }
@@ -70,6 +76,8 @@ impl Source {
             8 => Source::Stdout(id),
             9 => Source::Stderr(id),
             10 => Source::Cgroup(id),
+            11 => Source::GateDeath,
+            12 => Source::Gate,
             _ => return None,
         })
     }
@@ -137,6 +145,8 @@ mod tests {
             Source::Stdout(3),
             Source::Stderr(4),
             Source::Cgroup(5),
+            Source::GateDeath,
+            Source::Gate,
         ] {
             assert_eq!(Source::from_token(source.token()), Some(source));
         }

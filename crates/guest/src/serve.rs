@@ -13,6 +13,7 @@ use crate::cgroup::Workload;
 use crate::channel::{Channel, Input};
 use crate::configure::{self, Configured};
 use crate::exec::Exec;
+use crate::gate::Gate;
 use crate::last::{self, Doing, Failure};
 use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
 use crate::oom::OomLog;
@@ -62,6 +63,7 @@ struct Init {
     workload: Workload,
     oom: OomLog,
     requests: Requests,
+    gate: Gate,
     configured: Option<Configured>,
     collecting: BTreeMap<u32, Collecting>,
     execs: BTreeMap<u32, Exec>,
@@ -74,7 +76,7 @@ struct Init {
 
 /// Serves until the machine ends.
 pub(crate) fn serve(booted: Booted) -> ! {
-    let Booted { poll, port, ground, reaper, workload, oom, listener } = booted;
+    let Booted { poll, port, ground, gate, reaper, workload, oom, listener } = booted;
     let mut init = Init {
         poll,
         channel: Channel::new(port),
@@ -82,6 +84,7 @@ pub(crate) fn serve(booted: Booted) -> ! {
         workload,
         oom,
         requests: Requests::new(listener),
+        gate,
         configured: None,
         collecting: BTreeMap::new(),
         execs: BTreeMap::new(),
@@ -104,10 +107,12 @@ impl Init {
             self.hear(source)?;
         }
         let now = Instant::now();
-        self.read_channel()?;
+        self.channel.expire(now);
+        self.read_channel(now)?;
         self.requests.expire(now);
         self.requests.accept(&self.poll, now);
         self.requests.pump(&mut self.channel, now);
+        self.pump_gate();
         self.pump_execs();
         self.end_execs();
         self.grow_quiet(now)?;
@@ -119,6 +124,7 @@ impl Init {
         let data = self.channel.takes_data();
         let busy = self.channel.wants_read()
             || self.channel.wants_write()
+            || data && self.gate.readable
             || data && self.requests.can_pump()
             || data && self.execs.values().any(Exec::can_pump);
         if busy {
@@ -129,14 +135,18 @@ impl Init {
             Quiet::Wanted { .. } => Some(Duration::from_millis(5)),
             _ => None,
         };
-        let requests = self.requests.deadline().map(|at| at.saturating_duration_since(Instant::now()));
-        [quiet, requests].into_iter().flatten().min()
+        let deadlines = [self.requests.deadline(), self.channel.deadline()];
+        let deadline = deadlines.into_iter().flatten().min();
+        let deadline = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        [quiet, deadline].into_iter().flatten().min()
     }
 
     fn hear(&mut self, source: Source) -> Result<(), Failure> {
         match source {
             Source::Channel => self.channel.wake(),
             Source::Reaper => return Err(Failure::new("the reaper of the workload's processes died")),
+            Source::GateDeath => return Err(Failure::new("the gate died")),
+            Source::Gate => self.gate.readable = true,
             Source::Listener => self.requests.hear_knock(),
             Source::Client(id) => self.requests.hear_client(id),
             // Looked at by `grow_quiet` in every round.
@@ -161,12 +171,12 @@ impl Init {
         }
     }
 
-    fn read_channel(&mut self) -> Result<(), Failure> {
+    fn read_channel(&mut self, now: Instant) -> Result<(), Failure> {
         // One read per round: output and events get their turn.
         if !self.channel.wants_read() {
             return Ok(());
         }
-        match self.channel.fill().doing(|| "read from the channel".into())? {
+        match self.channel.fill(now).doing(|| "read from the channel".into())? {
             Input::Bytes => {}
             Input::Nothing => return Ok(()),
             Input::Gone => return Err(Failure::new("the host closed the channel")),
@@ -213,6 +223,8 @@ impl Init {
                 self.requests.reply(id, &reply, &mut self.channel, Instant::now());
             }
             HostFrame::Quiesce => self.quiesce()?,
+            HostFrame::ExecAllow(digests) => self.gate.allow(digests)?,
+            HostFrame::ExecEnforce { workspace } => self.gate.enforce(workspace)?,
             HostFrame::Ping(nonce) => self.channel.send(0, &GuestFrame::Pong(nonce)),
             _ => return Err(Failure::new("the host sent a frame that this init does not know")),
         }
@@ -311,6 +323,21 @@ impl Init {
         let exec = Exec::new(id, started, &self.poll).doing(|| format!("watch exec {id}"))?;
         self.execs.insert(id, exec);
         Ok(Ok(()))
+    }
+
+    /// Reports of the gate, as far as the channel takes them.
+    fn pump_gate(&mut self) {
+        while self.gate.readable && self.channel.takes_data() {
+            let channel = &mut self.channel;
+            let forward = |frame: &GuestFrame<'_>| {
+                if let GuestFrame::ExecDecision(decision) = frame {
+                    channel.send(decision.exec, frame);
+                }
+            };
+            if !self.gate.report(forward) {
+                break;
+            }
+        }
     }
 
     /// Chunks of all streams in turn while the channel takes them, beginning

@@ -107,7 +107,7 @@ impl Bundle {
     }
 }
 
-/// An object that is being written.
+/// An object that is being written; dropped unfinished, it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct PendingObject {
     part: PathBuf,
@@ -122,5 +122,12 @@ impl PendingObject {
 
     pub(crate) fn finish(self, digest: Digest) -> io::Result<()> {
         fs::rename(&self.part, self.objects.join(digest.to_hex()))
+    }
+}
+
+impl Drop for PendingObject {
+    fn drop(&mut self) {
+        // Renamed already, if it was finished.
+        let _ = fs::remove_file(&self.part);
     }
 }

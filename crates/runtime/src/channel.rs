@@ -3,12 +3,15 @@
 //! The reader routes stream data straight to the exec's sinks, within the credit
 //! that the host gave, and hands everything else to the driver. Whatever breaks
 //! the protocol ends the channel: there is no second chance for a hostile peer.
-//! Both threads end when the machine is gone.
+//! Both threads end when the machine is gone. What the driver says goes before what
+//! streams say, so that an order to kill waits behind no data.
 
 use crate::stream::Sinks;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, select};
+use hotcell_ledger::Digest;
 use hotcell_wire::{
-    Configure, Decision, ExecBegin, ExecEnded, FrameReader, GuestFrame, HostFrame, MAX_PAYLOAD, Reply, Stream,
+    Configure, Decision, EXEC_ALLOW_FRAME, ExecBegin, ExecEnded, ExecRule, FrameReader, GuestFrame,
+    HostFrame, MAX_PAYLOAD, MAX_RESOURCE, Reply, Stream,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -63,6 +66,8 @@ pub(crate) enum ToGuest {
     Credit(u32, Stream, u32),
     Reply(u32, Decision, String),
     Quiesce,
+    /// The whole list of files that may be executed, and whether those on the workspace may; cut into frames here.
+    ExecGate(Vec<[u8; 32]>, bool),
 }
 
 /// Reads until the channel ends; the last message is [`FromGuest::Lost`].
@@ -128,6 +133,13 @@ fn route(id: u32, frame: GuestFrame<'_>, sinks: &Sinks) -> Result<Option<FromGue
             value: claim.value,
             text: claim.text.to_vec(),
         },
+        GuestFrame::ExecDecision(decision) => FromGuest::Claim {
+            kind: hotcell_wire::ClaimKind::Tool,
+            subject: decision.exec.into(),
+            parent: 0,
+            value: 0,
+            text: exec_decision_text(&decision).into_bytes(),
+        },
         GuestFrame::Quiesced => FromGuest::Quiesced,
         // Nothing is decided by these.
         GuestFrame::Started | GuestFrame::Pong(_) | GuestFrame::Log(_) => return Ok(None),
@@ -136,23 +148,59 @@ fn route(id: u32, frame: GuestFrame<'_>, sinks: &Sinks) -> Result<Option<FromGue
     }))
 }
 
-/// Writes what comes until the queue or the channel ends.
-pub(crate) fn write_frames(channel: Arc<UnixStream>, queue: &Receiver<ToGuest>) {
+/// Writes what comes, until the driver hangs up or the channel ends.
+pub(crate) fn write_frames(channel: Arc<UnixStream>, control: &Receiver<ToGuest>, data: &Receiver<ToGuest>) {
     let mut sequence = 0u32;
     let mut bytes = Vec::with_capacity(READ_CHUNK);
-    while let Ok(first) = queue.recv() {
-        encode(&first, &mut bytes, &mut sequence);
-        // What waits already goes out with it, up to a bound.
+    loop {
+        let mut from_stream = None;
+        select! {
+            recv(control) -> first => match first {
+                Ok(first) => encode(&first, &mut bytes, &mut sequence),
+                Err(_) => return,
+            },
+            // The driver keeps a sender as long as it keeps the other queue's.
+            recv(data) -> first => match first {
+                Ok(first) => from_stream = Some(first),
+                Err(_) => return,
+            },
+        }
+        // An exec is begun on one queue before its streams speak on the other: whatever the driver said before this
+        // message was sent goes out before it.
         while bytes.len() < READ_CHUNK
-            && let Ok(next) = queue.try_recv()
+            && let Ok(next) = control.try_recv()
         {
             encode(&next, &mut bytes, &mut sequence);
+        }
+        if let Some(message) = from_stream {
+            while let Ok(next) = control.try_recv() {
+                encode(&next, &mut bytes, &mut sequence);
+            }
+            encode(&message, &mut bytes, &mut sequence);
         }
         if (&*channel).write_all(&bytes).is_err() {
             return;
         }
         bytes.clear();
     }
+}
+
+/// The guest's word on a file that was executed by exception or refused, as the
+/// name of a tool call: `exec <rule> <digest> <path>`.
+fn exec_decision_text(decision: &hotcell_wire::ExecDecision<'_>) -> String {
+    let rule = match decision.rule {
+        ExecRule::Workspace => "workspace",
+        ExecRule::Unknown => "unknown",
+        ExecRule::Elsewhere => "elsewhere",
+        ExecRule::Unreadable => "unreadable",
+    };
+    let digest = Digest::from_bytes(decision.digest);
+    let mut text = format!("exec {rule} {digest} {}", String::from_utf8_lossy(decision.path));
+    if decision.untold > 0 {
+        text.push_str(&format!(" (and {} before it that were not told)", decision.untold));
+    }
+    text.truncate(text.floor_char_boundary(MAX_RESOURCE));
+    text
 }
 
 fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
@@ -180,5 +228,11 @@ fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
             put(*id, HostFrame::Reply(Reply { decision: *decision, reason }));
         }
         ToGuest::Quiesce => put(0, HostFrame::Quiesce),
+        ToGuest::ExecGate(digests, workspace) => {
+            for part in digests.chunks(EXEC_ALLOW_FRAME) {
+                put(0, HostFrame::ExecAllow(part));
+            }
+            put(0, HostFrame::ExecEnforce { workspace: *workspace });
+        }
     }
 }

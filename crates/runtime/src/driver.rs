@@ -7,41 +7,39 @@
 //!    └─ deadline, death └─ kill, death, broken record ─────────────────────▶ over
 //! ```
 //! It never waits without a deadline for anything that the guest could hold up,
-//! and never blocks on the guest's reading: what is sent goes through a queue.
+//! and never blocks on the guest's reading: what is sent goes through a queue, and
+//! a guest that lets it fill up is lost.
 
 use crate::channel::{FromGuest, Lost, ToGuest, read_frames, write_frames};
 use crate::exec::{ExecRequest, ExecResult, ending, not_started};
 use crate::phases::Booted;
 use crate::recorder::RecordError;
-use crate::run::{Call, RunEnded};
-use crate::stream::{ExecIo, OnDone, Sinks, StdinPump, StreamDone, StreamTotals, start_outputs};
+use crate::run::{Call, ExecError};
+use crate::stream::{ExecIo, OnDone, Sinks, StdinPump, StreamDone, StreamOutcome, Tap, start_outputs};
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use hotcell_decide::{
-    Broker, CapabilityRequest, Decision, ExecHow, HostFact, OutputStream, SpawnAttempt, SpawnDecision,
-    ViolationKind,
+    Broker, CapabilityRequest, ClaimKind, Decision, ExecHow, HostFact, OutputStream, RefusalCode,
+    SpawnAttempt, SpawnDecision, ViolationKind,
 };
 use hotcell_ledger::{ActorId, Capability, Digest};
 use hotcell_policy::WorkspaceExec;
 use hotcell_wire::{Configure, ExecBegin, ExecEnded, MAX_EXECS, Program, Stream};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Frames from the guest that wait for the driver at most; the reader waits beyond, and with it the guest.
 const FROM_GUEST: usize = 256;
-/// Messages to the guest that wait at most. Stream credit and stdin are bounded by
-/// their windows; a guest that stops reading until this is full is lost.
+/// What the driver has to say to the guest and it has not read yet: three messages for each exec that may be alive,
+/// one more to kill it, and answers. An honest guest has at most 32 requests open, so one that lets this fill up reads
+/// no more.
 const TO_GUEST: usize = 4096;
-/// What execs may take to end once they were told to.
-const STOP_GRACE: Duration = Duration::from_secs(3);
-/// What the guest may take to write its disks out.
-const QUIESCE_GRACE: Duration = Duration::from_secs(10);
-/// What sinks may take to hand on what they have, once the streams ended: a caller
-/// that does not read its pipe must not keep a machine alive.
-const SINK_GRACE: Duration = Duration::from_secs(5);
-/// What a VMM whose guest is gone may take to end by itself, so that its status is known.
-const DEATH_GRACE: Duration = Duration::from_secs(5);
+/// Stdin and credit that wait at most; the streams wait beyond.
+const STREAM_TO_GUEST: usize = 256;
+/// Longest working directory: the kernel's PATH_MAX.
+const MAX_CWD: usize = 4096;
 /// How often a quiet run seals its open block.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -64,11 +62,23 @@ enum State {
 struct LiveExec {
     actor: ActorId,
     request: ExecRequest,
-    reply: Sender<Result<ExecResult, RunEnded>>,
+    reply: Sender<Result<ExecResult, ExecError>>,
     stdin: Option<StdinPump>,
     ended: Option<ExecEnded>,
-    stdout: Option<Option<StreamTotals>>,
-    stderr: Option<Option<StreamTotals>>,
+    /// The time limit came while it ran.
+    timed_out: bool,
+    outputs: [Tap; 2],
+    /// Which outputs were passed on whole.
+    passed: [bool; 2],
+}
+
+/// Signs that the machine is gone. Its channel closes and its process ends: whichever shows first, the other is waited
+/// for, since what was sent before the end is still in the channel, and how the process ended says more than a channel.
+#[derive(Default)]
+struct Going {
+    channel: Option<String>,
+    process: bool,
+    until: Option<Instant>,
 }
 
 struct Driver<'a> {
@@ -80,30 +90,52 @@ struct Driver<'a> {
     next_exec: u32,
     waiting: Vec<Call>,
     finish_asked: bool,
-    timed_out: bool,
+    going: Going,
+    /// The queue to the guest was full.
+    unread: bool,
+    quiesced: bool,
     sinks: Sinks,
     to_guest: Sender<ToGuest>,
+    stream_to_guest: Sender<ToGuest>,
     on_done: OnDone,
     error: Option<String>,
 }
 
+/// Ends the channel and every stream, however attending ends.
+struct HangUp {
+    channel: Arc<UnixStream>,
+    sinks: Sinks,
+}
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        let _ = self.channel.shutdown(std::net::Shutdown::Both);
+        self.sinks.end_all();
+    }
+}
+
 pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
+    let unattended = |run: &mut Booted, why: String| {
+        let recorded = run.recorder.host(&HostFact::fault("driver", &why));
+        Attended { error: Some(recorded.err().map_or(why, |error| error.to_string())) }
+    };
     let Some(channel) = run.vm.take_channel() else {
-        return Attended { error: Some("the machine has no channel".into()) };
+        return unattended(run, "the machine has no channel".into());
     };
     let (from_guest, guest) = bounded(FROM_GUEST);
-    let (to_guest, outgoing) = bounded(TO_GUEST);
+    let (to_guest, control) = bounded(TO_GUEST);
+    let (stream_to_guest, data) = bounded(STREAM_TO_GUEST);
     let (done_in, done) = bounded(2 * MAX_EXECS);
     let (death_in, death) = bounded::<()>(1);
     let sinks = Sinks::default();
     let exit = run.vm.exit_event();
     let channel = Arc::new(channel);
-    let writer = Arc::clone(&channel);
+    let hang_up = HangUp { channel: Arc::clone(&channel), sinks: sinks.clone() };
     let reader_sinks = sinks.clone();
     let threads = exit.and_then(|exit| {
         let reader = channel.try_clone()?;
         std::thread::spawn(move || read_frames(reader, &reader_sinks, &from_guest));
-        std::thread::spawn(move || write_frames(writer, &outgoing));
+        std::thread::spawn(move || write_frames(channel, &control, &data));
         std::thread::spawn(move || {
             while matches!(poll(&mut [PollFd::new(&exit, PollFlags::IN)], None), Err(rustix::io::Errno::INTR))
             {
@@ -113,7 +145,7 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
         Ok(())
     });
     if let Err(error) = threads {
-        return Attended { error: Some(format!("can't watch the machine: {error}")) };
+        return unattended(run, format!("can't watch the machine: {error}"));
     }
     let boot_deadline = run.started + run.runtime.boot_deadline;
     let mut driver = Driver {
@@ -125,9 +157,12 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
         next_exec: 1,
         waiting: Vec::new(),
         finish_asked: false,
-        timed_out: false,
+        going: Going::default(),
+        unread: false,
+        quiesced: false,
         sinks,
         to_guest,
+        stream_to_guest,
         on_done: Arc::new(move |message| {
             let _ = done_in.send(message);
         }),
@@ -138,8 +173,7 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
         driver.error.get_or_insert(error.to_string());
     }
     driver.run.vm.kill();
-    let _ = channel.shutdown(std::net::Shutdown::Both);
-    driver.sinks.end_all();
+    drop(hang_up);
     driver.settle(&done);
     Attended { error: driver.error }
 }
@@ -153,8 +187,8 @@ impl Driver<'_> {
         death: &Receiver<()>,
     ) -> Result<(), RecordError> {
         self.configure();
-        let nobody = never();
-        let mut calls = calls;
+        let (no_calls, no_frames, no_death) = (never(), never(), never());
+        let (mut calls, mut guest, mut death) = (calls, guest, death);
         while self.state != State::Over {
             let now = Instant::now();
             let due = self.run_deadline.map_or(self.deadline, |end| self.deadline.min(end));
@@ -163,17 +197,33 @@ impl Driver<'_> {
                 recv(calls) -> call => match call {
                     Ok(call) => self.call(call)?,
                     Err(_) => {
-                        calls = &nobody;
+                        calls = &no_calls;
                         self.finish_asked = true;
                     }
                 },
                 recv(guest) -> message => match message {
-                    Ok(message) => self.guest(message, death)?,
-                    Err(_) => self.lost(&Lost::Closed("the channel's reader ended".into()), death)?,
+                    Ok(message) => {
+                        if matches!(message, FromGuest::Lost { .. }) {
+                            guest = &no_frames;
+                        }
+                        self.guest(message)?;
+                    }
+                    Err(_) => {
+                        // It says why it ends, unless it panicked.
+                        guest = &no_frames;
+                        self.fault("channel", "the channel's reader panicked")?;
+                    }
                 },
                 recv(done) -> message => if let Ok(message) = message { self.stream_done(message)? },
-                recv(death) -> _ => self.died()?,
+                recv(death) -> _ => {
+                    death = &no_death;
+                    self.going.process = true;
+                    self.going(now)?;
+                }
                 default(wait) => {}
+            }
+            if self.unread && self.state != State::Over {
+                self.misbehaved("it stopped reading its channel")?;
             }
             if self.run.recorder.trip().is_some() {
                 // Once tripped, always tripped: stop the machine, write about it after.
@@ -183,7 +233,22 @@ impl Driver<'_> {
             }
             self.advance(Instant::now())?;
         }
+        if self.quiesced {
+            self.check_root()?;
+        }
         Ok(())
+    }
+
+    /// The root image is read-only to the guest. The device's own counter says whether that held.
+    fn check_root(&mut self) -> Result<(), RecordError> {
+        match self.run.vm.root_bytes_written() {
+            None | Some(0) => Ok(()),
+            Some(bytes) => self.run.recorder.host(&HostFact::Violation {
+                kind: ViolationKind::RootChanged,
+                subject: "root image".into(),
+                detail: format!("the VMM counts {bytes} bytes written to it"),
+            }),
+        }
     }
 
     fn configure(&mut self) {
@@ -209,7 +274,7 @@ impl Driver<'_> {
         if self.state == State::Running && self.run_deadline.is_some_and(|end| now >= end) {
             let limit_ms = u64::from(self.run.spec.limits().timeout_s) * 1000;
             self.run.recorder.host(&HostFact::Timeout { limit_ms })?;
-            self.timed_out = true;
+            self.execs.values_mut().for_each(|live| live.timed_out = live.ended.is_none());
             self.stop(now);
         }
         if self.state == State::Running && self.finish_asked && self.execs.is_empty() {
@@ -218,19 +283,25 @@ impl Driver<'_> {
         if self.state == State::Stopping && (self.execs.is_empty() || now >= self.deadline) {
             self.quiesce(now);
         }
+        if self.going.until.is_some_and(|until| now >= until) {
+            self.gone()?;
+        }
         if now < self.deadline {
             return Ok(());
         }
         match self.state {
             State::Booting => {
                 let words = self.run.vm.last_words();
-                let limit = self.run.runtime.boot_deadline.as_secs();
+                let limit = self.run.runtime.boot_deadline;
                 self.fail(
                     "boot",
-                    &format!("the machine was not ready after {limit} s. Its last words:\n{words}"),
+                    &format!("the machine was not ready after {limit:?}. Its last words:\n{words}"),
                 )?;
             }
-            State::Ending => self.state = State::Over,
+            State::Ending => {
+                let limit = self.run.runtime.patience.quiesce;
+                self.destroyed("init", &format!("it did not become quiet within {limit:?}"))?;
+            }
             State::Running | State::Stopping | State::Over => {}
         }
         Ok(())
@@ -238,7 +309,7 @@ impl Driver<'_> {
 
     fn stop(&mut self, now: Instant) {
         self.state = State::Stopping;
-        self.deadline = now + STOP_GRACE;
+        self.deadline = now + self.run.runtime.patience.stop;
         self.run_deadline = None;
         let execs: Vec<u32> = self.execs.keys().copied().collect();
         for exec in execs {
@@ -248,7 +319,7 @@ impl Driver<'_> {
 
     fn quiesce(&mut self, now: Instant) {
         self.state = State::Ending;
-        self.deadline = now + QUIESCE_GRACE;
+        self.deadline = now + self.run.runtime.patience.quiesce;
         self.send(ToGuest::Quiesce);
     }
 
@@ -258,22 +329,42 @@ impl Driver<'_> {
         self.run.recorder.host(&HostFact::failed(stage, &error))
     }
 
+    /// A component failed in a way that nobody foresaw: the judge trips on that.
+    fn fault(&mut self, stage: &str, error: &str) -> Result<(), RecordError> {
+        self.error.get_or_insert_with(|| error.to_owned());
+        self.run.vm.kill();
+        self.run.recorder.host(&HostFact::fault(stage, &error))
+    }
+
+    /// The operator stops the run: gently at first, at once where it is being stopped already.
+    fn interrupt(&mut self, signal: i32, at_once: bool) -> Result<(), RecordError> {
+        if self.state == State::Over {
+            return Ok(());
+        }
+        self.run.recorder.host(&HostFact::Interrupted { signal })?;
+        match self.state {
+            State::Booting => self.fail("boot", "the run was stopped before the machine was ready"),
+            State::Running if !at_once => {
+                self.stop(Instant::now());
+                Ok(())
+            }
+            _ => {
+                self.state = State::Over;
+                Ok(())
+            }
+        }
+    }
+
     fn call(&mut self, call: Call) -> Result<(), RecordError> {
         match call {
             Call::Finish => self.finish_asked = true,
-            Call::Interrupt { signal } => {
-                self.run.recorder.host(&HostFact::Interrupted { signal })?;
-                match self.state {
-                    State::Running => self.stop(Instant::now()),
-                    State::Booting => self.state = State::Over,
-                    State::Stopping | State::Ending | State::Over => {}
-                }
-            }
+            Call::Interrupt { signal } => self.interrupt(signal, false)?,
+            Call::Abandon => self.interrupt(0, true)?,
             Call::Exec { request, io, reply } => match self.state {
                 State::Booting => self.waiting.push(Call::Exec { request, io, reply }),
                 State::Running => self.exec(request, io, reply)?,
                 State::Stopping | State::Ending | State::Over => {
-                    let _ = reply.send(Err(RunEnded("the run is ending".into())));
+                    let _ = reply.send(Err(ExecError::RunEnded("it is ending".into())));
                 }
             },
         }
@@ -284,13 +375,21 @@ impl Driver<'_> {
         &mut self,
         request: ExecRequest,
         io: ExecIo,
-        reply: Sender<Result<ExecResult, RunEnded>>,
+        reply: Sender<Result<ExecResult, ExecError>>,
     ) -> Result<(), RecordError> {
         let refuse = |why: String| {
-            let _ = reply.send(Err(RunEnded(why)));
+            let _ = reply.send(Err(ExecError::Refused(why)));
         };
         if self.execs.len() >= MAX_EXECS {
             refuse(format!("{MAX_EXECS} execs run already"));
+            return Ok(());
+        }
+        if request.uid == 0 || request.gid == 0 {
+            refuse("user and group 0 are the guest's own: name another".into());
+            return Ok(());
+        }
+        if request.cwd.len() > MAX_CWD {
+            refuse(format!("the working directory has {} bytes, over {MAX_CWD}", request.cwd.len()));
             return Ok(());
         }
         let text = match request.text().encode() {
@@ -318,7 +417,7 @@ impl Driver<'_> {
         let outputs =
             [(Stream::Stdout, io.stdout, keep("stdout")?), (Stream::Stderr, io.stderr, keep("stderr")?)];
         let limit = u64::from(self.run.spec.limits().output_mib) << 20;
-        start_outputs(&self.sinks, exec, outputs, limit, &self.to_guest, &self.on_done);
+        let outputs = start_outputs(&self.sinks, exec, outputs, limit, &self.stream_to_guest, &self.on_done);
         let begin = ExecBegin {
             program: Program::Argv,
             stdin: 1,
@@ -330,10 +429,22 @@ impl Driver<'_> {
         self.send(ToGuest::ExecBegin(exec, begin));
         self.send(ToGuest::ExecText(exec, text));
         self.send(ToGuest::ExecStart(exec));
-        let stdin = StdinPump::start(exec, io.stdin, self.to_guest.clone()).ok();
-        let live = LiveExec { actor, request, reply, stdin, ended: None, stdout: None, stderr: None };
+        let stdin = match StdinPump::start(exec, io.stdin, self.stream_to_guest.clone()) {
+            Ok(stdin) => Some(stdin),
+            Err(error) => return self.fault("stdin", &error.to_string()),
+        };
+        let (ended, timed_out, passed) = (None, false, [false; 2]);
+        let live = LiveExec { actor, request, reply, stdin, ended, timed_out, outputs, passed };
         self.execs.insert(exec, live);
         Ok(())
+    }
+
+    /// Hands the allowlist to the guest's gate, where the image has one. Execs come after it on the same channel.
+    fn enforce(&mut self) {
+        let Some(authorizer) = &self.run.authorizer else { return };
+        let digests = authorizer.binaries().approved().map(|digest| *digest.as_bytes()).collect();
+        let workspace = self.run.spec.policy().workspace_exec() == WorkspaceExec::Allow;
+        self.send(ToGuest::ExecGate(digests, workspace));
     }
 
     /// A token for what the host starts, bound to the machine and the program, used
@@ -366,17 +477,23 @@ impl Driver<'_> {
         }
     }
 
-    fn guest(&mut self, message: FromGuest, death: &Receiver<()>) -> Result<(), RecordError> {
+    fn guest(&mut self, message: FromGuest) -> Result<(), RecordError> {
+        let opens =
+            matches!(message, FromGuest::Ready { .. } | FromGuest::Fatal { .. } | FromGuest::Lost { .. });
+        if self.state == State::Booting && !opens {
+            return self.misbehaved("it speaks before it is ready");
+        }
         match message {
             FromGuest::Ready { kernel_release } if self.state == State::Booting => {
                 let boot_ms = self.run.started.elapsed().as_millis() as u64;
                 self.run.timings.insert("ready", boot_ms);
                 self.run.recorder.host(&HostFact::Ready { boot_ms, kernel_release })?;
                 self.state = State::Running;
+                self.enforce();
                 let limit = Duration::from_secs(u64::from(self.run.spec.limits().timeout_s));
                 let end = Instant::now() + limit;
                 self.run_deadline = Some(end);
-                self.deadline = end + STOP_GRACE;
+                self.deadline = end + self.run.runtime.patience.stop;
                 for call in std::mem::take(&mut self.waiting) {
                     self.call(call)?;
                 }
@@ -406,13 +523,20 @@ impl Driver<'_> {
                 let claim = hotcell_wire::Claim { kind, subject, parent, value, text: &text };
                 self.run.recorder.claim(&claim)?;
             }
-            FromGuest::Quiesced if self.state == State::Ending => self.state = State::Over,
+            FromGuest::Quiesced if self.state == State::Ending => {
+                self.quiesced = true;
+                self.state = State::Over;
+            }
             FromGuest::Quiesced => self.misbehaved("it quiesced unasked")?,
             FromGuest::Fatal { text } if self.state == State::Booting => {
                 self.fail("boot", &format!("the guest's init can't go on: {text}"))?;
             }
             FromGuest::Fatal { text } => self.misbehaved(&format!("its init can't go on: {text}"))?,
-            FromGuest::Lost { why } => self.lost(&why, death)?,
+            FromGuest::Lost { why: Lost::Misbehaved(what) } => self.misbehaved(&what)?,
+            FromGuest::Lost { why: Lost::Closed(what) } => {
+                self.going.channel = Some(what);
+                self.going(Instant::now())?;
+            }
         }
         Ok(())
     }
@@ -427,6 +551,7 @@ impl Driver<'_> {
         justification: &[u8],
     ) -> Result<(), RecordError> {
         let Some(capability) = Capability::from_byte(capability) else {
+            self.run.recorder.refused(ClaimKind::Capability, RefusalCode::BadValue)?;
             let reason = format!("there is no capability {capability}");
             self.send(ToGuest::Reply(id, hotcell_wire::Decision::Deny, reason));
             return Ok(());
@@ -447,20 +572,27 @@ impl Driver<'_> {
     }
 
     fn stream_done(&mut self, message: StreamDone) -> Result<(), RecordError> {
-        let StreamDone { exec, stream, totals } = message;
-        let totals = totals?;
+        let StreamDone { exec, stream, outcome } = message;
+        match outcome {
+            StreamOutcome::Passed => {}
+            StreamOutcome::DiskFailed(error) => {
+                return Err(self.run.recorder.break_off(&format!("output of exec {exec}: {error}")));
+            }
+            StreamOutcome::Panicked(text) => return self.fault("output", &text),
+        }
         if let Some(live) = self.execs.get_mut(&exec) {
+            let [stdout, stderr] = &mut live.passed;
             match stream {
-                Stream::Stdout => live.stdout = Some(Some(totals)),
-                Stream::Stderr => live.stderr = Some(Some(totals)),
+                Stream::Stdout => *stdout = true,
+                Stream::Stderr => *stderr = true,
             }
         }
         self.complete(exec)
     }
 
-    /// Records and answers an exec whose end and streams are known.
+    /// Records and answers an exec whose end is known and whose output was passed on.
     fn complete(&mut self, exec: u32) -> Result<(), RecordError> {
-        let whole = |live: &LiveExec| live.ended.is_some() && live.stdout.is_some() && live.stderr.is_some();
+        let whole = |live: &LiveExec| live.ended.is_some() && live.passed == [true; 2];
         if !self.execs.get(&exec).is_some_and(whole) {
             return Ok(());
         }
@@ -469,25 +601,28 @@ impl Driver<'_> {
     }
 
     fn conclude(&mut self, exec: u32, live: LiveExec) -> Result<(), RecordError> {
-        let LiveExec { actor, request, reply, ended, stdout, stderr, stdin } = live;
+        let LiveExec { actor, request, reply, ended, outputs, stdin, timed_out, .. } = live;
         drop(stdin);
-        let (stdout, stderr) = (stdout.flatten(), stderr.flatten());
-        for (stream, totals) in [(OutputStream::Stdout, &stdout), (OutputStream::Stderr, &stderr)] {
-            if let Some(totals) = totals {
-                self.run.recorder.host(&HostFact::Output {
-                    exec: u64::from(exec),
-                    stream,
-                    total_bytes: totals.total_bytes,
-                    kept_bytes: totals.kept_bytes,
-                    truncated: totals.truncated(),
-                    whole: totals.whole,
-                    kept: totals.kept,
-                })?;
-            }
+        let mut totals = Vec::new();
+        for (stream, tap) in [OutputStream::Stdout, OutputStream::Stderr].into_iter().zip(outputs) {
+            let kept = tap
+                .close()
+                .map_err(|error| self.run.recorder.break_off(&format!("output of exec {exec}: {error}")))?;
+            self.run.recorder.host(&HostFact::Output {
+                exec: u64::from(exec),
+                stream,
+                total_bytes: kept.total_bytes,
+                kept_bytes: kept.kept_bytes,
+                truncated: kept.truncated(),
+                whole: kept.whole,
+                kept: kept.kept,
+            })?;
+            totals.push(kept);
         }
+        let (stderr, stdout) = (totals.pop(), totals.pop());
         let (mut how, mut code, mut signal) =
             ended.as_ref().map_or((ExecHow::Unknown, None, None), |ended| ending(ended));
-        if self.timed_out && how != ExecHow::Unknown {
+        if timed_out && how != ExecHow::Unknown {
             (how, code, signal) = (ExecHow::TimedOut, None, Some(9));
         }
         self.run.recorder.host(&HostFact::ExecEnded { exec: u64::from(exec), how, code, signal })?;
@@ -500,24 +635,32 @@ impl Driver<'_> {
         };
         let stragglers = ended.is_some_and(|ended| ended.stragglers != 0);
         let result = match how {
-            ExecHow::Unknown => Err(RunEnded(self.error.clone().unwrap_or("the machine was stopped".into()))),
+            ExecHow::Unknown => Err(ExecError::RunEnded(self.why_over())),
             _ => Ok(ExecResult { how, code, not_started, stdout, stderr, stragglers }),
         };
         let _ = reply.send(result);
         Ok(())
     }
 
-    fn lost(&mut self, why: &Lost, death: &Receiver<()>) -> Result<(), RecordError> {
-        if self.state == State::Over {
-            return Ok(());
+    fn why_over(&self) -> String {
+        self.error.clone().unwrap_or_else(|| "the machine was stopped".into())
+    }
+
+    /// A sign that the machine is going: with both, or after a while, it is gone.
+    fn going(&mut self, now: Instant) -> Result<(), RecordError> {
+        if self.going.process && self.going.channel.is_some() {
+            return self.gone();
         }
-        match why {
-            Lost::Misbehaved(what) => self.misbehaved(what),
-            // The far end of the channel is the VMM: it is dying, and how it dies says more.
-            Lost::Closed(what) => match death.recv_timeout(DEATH_GRACE) {
-                Ok(()) => self.died(),
-                Err(_) => self.misbehaved(what),
-            },
+        self.going.until.get_or_insert(now + self.run.runtime.patience.death);
+        Ok(())
+    }
+
+    fn gone(&mut self) -> Result<(), RecordError> {
+        self.going.until = None;
+        match self.going.channel.take() {
+            _ if self.state == State::Over => Ok(()),
+            Some(what) if !self.going.process => self.misbehaved(&what),
+            _ => self.died(),
         }
     }
 
@@ -558,15 +701,13 @@ impl Driver<'_> {
 
     /// After the machine was stopped: what execs still had, and their answers.
     fn settle(&mut self, done: &Receiver<StreamDone>) {
-        let end = Instant::now() + SINK_GRACE;
-        let open = |driver: &Driver<'_>| {
-            driver.execs.values().any(|live| live.stdout.is_none() || live.stderr.is_none())
-        };
-        while open(self) {
+        let end = Instant::now() + self.run.runtime.patience.caller;
+        while self.execs.values().any(|live| live.passed != [true; 2]) {
             match done.recv_deadline(end) {
                 Ok(message) => {
                     if let Err(error) = self.stream_done(message) {
                         self.error.get_or_insert(error.to_string());
+                        break;
                     }
                 }
                 Err(_) => break,
@@ -579,17 +720,14 @@ impl Driver<'_> {
         }
         for call in std::mem::take(&mut self.waiting) {
             if let Call::Exec { reply, .. } = call {
-                let why = self.error.clone().unwrap_or_else(|| "the machine was stopped".into());
-                let _ = reply.send(Err(RunEnded(why)));
+                let _ = reply.send(Err(ExecError::RunEnded(self.why_over())));
             }
         }
     }
 
-    /// Never blocks: a full queue means that the guest stopped reading, and the exec's deadline ends the run.
+    /// Never blocks. A full queue means that the guest reads no more: the loop ends the run for it.
     fn send(&mut self, message: ToGuest) {
-        if self.to_guest.try_send(message).is_err() {
-            self.error.get_or_insert("the guest stopped reading its channel".into());
-        }
+        self.unread |= self.to_guest.try_send(message).is_err_and(|error| error.is_full());
     }
 }
 

@@ -33,5 +33,5 @@ pub use exec::{ExecRequest, ExecResult, WORKLOAD_USER};
 pub use phases::{MeasureError, MeasuredBoot};
 pub use recorder::RecordError;
 pub use report::{Gate1, Isolation, Kill, Opinion, RunReport, Teardown};
-pub use run::{Advisor, Exec, Interrupter, Run, RunEnded, Runtime};
+pub use run::{Advisor, Exec, ExecError, Interrupter, Patience, Run, Runtime};
 pub use stream::{ExecIo, Output, Stdin, StreamTotals};

@@ -17,7 +17,8 @@ use hotcell_decide::{Authorizer, Check, HostFact, Judge, LayerState, Verdict, Ve
 use hotcell_ledger::{Cadence, Digest, LedgerWriter, NfcString, Payload, bundle};
 use hotcell_policy::{BinaryPolicy, EnvironmentBaseline, Manifest, SealedSpec};
 use hotcell_vm::{
-    BootInput, Captured, LiveVm, Registration, StartFailed, TeardownReport, VmPlan, VmmFacts, Workspace,
+    BootInput, Captured, LiveVm, Registration, StartFailed, TeardownFailed, TeardownReport, VmPlan, VmmFacts,
+    Workspace,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -290,19 +291,31 @@ impl Measured {
             })
         });
         let started_vm = match begun {
-            Ok(plan) => catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan)))
-                .unwrap_or_else(|panic| Err(StartFailed::panicked(panic_text(&*panic)))),
-            Err(broken) => Err(StartFailed::not_begun(registration, broken.to_string())),
+            Ok(plan) => match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan))) {
+                Ok(started) => started.map_err(|failed| (Broken::Known(failed.error.to_string()), failed)),
+                Err(panic) => {
+                    let text = panic_text(&*panic);
+                    Err((Broken::Panic(text.clone()), StartFailed::panicked(text)))
+                }
+            },
+            Err(broken) => {
+                let failed = StartFailed::not_begun(registration, broken.to_string());
+                // A disk that can't be made is no hole in the record.
+                let broken = match broken {
+                    Broken::Record(text) => Broken::Known(text),
+                    other => other,
+                };
+                Err((broken, failed))
+            }
         };
         let vm = match started_vm {
             Ok(vm) => vm,
-            Err(StartFailed { error, teardown }) => {
+            Err((broken, StartFailed { teardown, .. })) => {
                 let report = match teardown {
                     Ok(proof) => proof.report().clone(),
                     Err(failed) => failed.report,
                 };
-                let error = error.to_string();
-                let (error, broken) = Broken::Known(error).settle(&mut recorder, "start");
+                let (error, broken) = broken.settle(&mut recorder, "start");
                 return Err(Box::new(TornDown {
                     runtime,
                     spec,
@@ -322,7 +335,6 @@ impl Measured {
         match recorded {
             Ok(()) => Ok(booted),
             Err(broken) => {
-                booted.vm.kill();
                 let mut exited = booted.exited(None);
                 let (error, broken) = broken.settle(&mut exited.recorder, "start");
                 exited.error = Some(error);
@@ -355,14 +367,12 @@ fn record_machine(recorder: &mut Recorder, facts: &VmmFacts) -> Result<(), Recor
 impl Booted {
     fn attend(mut self, calls: &Receiver<Call>) -> Exited {
         let attended = catch_unwind(AssertUnwindSafe(|| attend(&mut self, calls)));
-        // Whatever happened: from here on the machine does nothing any more.
-        self.vm.kill();
         let error = match attended {
             Ok(Attended { error }) => error,
             Err(panic) => {
-                let text = panic_text(&*panic);
-                let broken = guarded(|| self.recorder.host(&HostFact::fault("driver", &text)));
-                Some(broken.err().map_or(text, |broken| broken.to_string()))
+                // From here on the machine does nothing any more; a backend that can't even do this is torn down next.
+                let _ = catch_unwind(AssertUnwindSafe(|| self.vm.kill()));
+                Some(record_fault(&mut self.recorder, "driver", panic_text(&*panic)))
             }
         };
         self.exited(error)
@@ -376,12 +386,25 @@ impl Booted {
 
 impl Exited {
     fn tear_down(self) -> TornDown {
-        let Exited { runtime, spec, mut recorder, vm, mut timings, error } = self;
-        let (facts, console) = (vm.facts().clone(), vm.console());
-        let report = match vm.destroy() {
-            Ok(proof) => proof.report().clone(),
-            Err(failed) => failed.report,
+        let Exited { runtime, spec, mut recorder, vm, mut timings, mut error } = self;
+        let facts = catch_unwind(AssertUnwindSafe(|| vm.facts().clone()));
+        let console = catch_unwind(AssertUnwindSafe(|| vm.console()));
+        let destroyed = catch_unwind(AssertUnwindSafe(|| vm.destroy()));
+        let mut faults = Vec::new();
+        let report = match destroyed {
+            Ok(Ok(proof)) => proof.report().clone(),
+            Ok(Err(failed)) => failed.report,
+            Err(panic) => {
+                faults.push(panic_text(&*panic));
+                TeardownFailed::unknown().report
+            }
         };
+        let facts = facts.map_err(|panic| faults.push(panic_text(&*panic))).ok();
+        let console = console.map_err(|panic| faults.push(panic_text(&*panic))).unwrap_or_default();
+        for fault in faults {
+            let text = record_fault(&mut recorder, "teardown", fault);
+            error.get_or_insert(text);
+        }
         timings.insert("teardown", report.ms);
         // The kill first, the writing after.
         let broken = guarded(|| {
@@ -390,7 +413,7 @@ impl Exited {
         })
         .err()
         .map(|broken| broken.to_string());
-        TornDown { runtime, spec, recorder, facts: Some(facts), console, report, broken, timings, error }
+        TornDown { runtime, spec, recorder, facts, console, report, broken, timings, error }
     }
 }
 
@@ -427,11 +450,11 @@ impl TornDown {
             run_report.error.get_or_insert(why);
             return run_report;
         }
-        let (closed, derived, bundle) = match recorder.close() {
+        let (closed, derived, bundle) = match guarded(|| recorder.close()) {
             Ok(closed) => closed,
-            Err(error) => {
-                run_report.kill.reasons.push("record_failed".into());
-                run_report.error.get_or_insert(error.to_string());
+            Err(broken) => {
+                run_report.kill.reasons.push(broken.reason().into());
+                run_report.error.get_or_insert(broken.to_string());
                 return run_report;
             }
         };
@@ -450,8 +473,9 @@ impl TornDown {
                 .map_err(|error| io::Error::other(error.to_string()))
         });
         if let Err(broken) = sealed {
+            // The record says what it says, but nobody has signed it: a verifier finds it not intact.
             run_report.verdict = Verdict::Killed;
-            run_report.kill.reasons.push("record_failed".into());
+            run_report.kill.reasons.push(broken.reason().into());
             run_report.error.get_or_insert(broken.to_string());
         }
         run_report
@@ -477,6 +501,14 @@ impl std::fmt::Display for Broken {
 }
 
 impl Broken {
+    /// What a report calls it.
+    fn reason(&self) -> &'static str {
+        match self {
+            Broken::Panic(_) => "evaluator_failure",
+            Broken::Known(_) | Broken::Record(_) => "record_failed",
+        }
+    }
+
     /// Writes down what happened, if that can be; the error's text, and whether the record is broken.
     fn settle(self, recorder: &mut Recorder, stage: &str) -> (String, Option<String>) {
         let text = self.to_string();
@@ -499,7 +531,13 @@ fn guarded<T, E: std::fmt::Display>(step: impl FnOnce() -> Result<T, E>) -> Resu
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+/// Records a fault, if that can be; gives the text for the report.
+fn record_fault(recorder: &mut Recorder, stage: &str, text: String) -> String {
+    let broken = guarded(|| recorder.host(&HostFact::fault(stage, &text)));
+    broken.err().map_or(text, |broken| broken.to_string())
+}
+
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     format!("panic: {}", text.unwrap_or_else(|| "without a text".into()))

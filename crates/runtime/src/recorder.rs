@@ -4,12 +4,14 @@
 //! here, never by a caller: [`Recorder::host`] writes as HOST, [`Recorder::guest`]
 //! takes only what [`Admission`] admitted. Each event goes to the ledger first
 //! and to the judge second, so that nothing can be judged that is not recorded.
+//! The first thing that can't be recorded ends the record for good: one that went
+//! on with a hole would pass for whole.
 
 use crate::bundle::Bundle;
 use crate::clock::Clock;
 use hotcell_decide::{
-    Admission, Admitted, CapabilityRequest, Decision, DerivedVerdict, Evidence, HostFact, Ruling, Trip,
-    VerdictFold,
+    Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Evidence, HostFact,
+    RefusalCode, Ruling, Trip, VerdictFold,
 };
 use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, Lineage, NfcString, Payload, WriteError};
 use std::io;
@@ -24,6 +26,8 @@ pub(crate) struct Recorder {
     admission: Admission,
     trip: Option<Trip>,
     kill_recorded: bool,
+    /// Why the record ended before its end.
+    broken: Option<String>,
 }
 
 /// The record can't go on; the run must end.
@@ -38,6 +42,9 @@ pub enum RecordError {
     /// A fact that can't be written: a bug.
     #[error("a host fact can't be recorded: {0}")]
     Fact(#[from] hotcell_decide::FactError),
+    /// It ended before.
+    #[error("the record ended before: {0}")]
+    Broken(String),
 }
 
 type Recorded = Result<(), RecordError>;
@@ -57,6 +64,7 @@ impl Recorder {
             admission: Admission::new(),
             trip: None,
             kill_recorded: false,
+            broken: None,
         }
     }
 
@@ -75,7 +83,7 @@ impl Recorder {
 
     /// Records a host fact.
     pub(crate) fn host(&mut self, fact: &HostFact) -> Recorded {
-        let (payload, object) = fact.to_payload()?;
+        let (payload, object) = self.once_broken(|_| Ok(fact.to_payload()?))?;
         self.append(ActorId::HOST, None, payload, Some(&object))
     }
 
@@ -164,10 +172,31 @@ impl Recorder {
         self.host(&fact)
     }
 
+    /// Records that the guest sent something that can't be read as what it claims to be: once, then counted.
+    pub(crate) fn refused(&mut self, kind: ClaimKind, code: RefusalCode) -> Recorded {
+        self.admission.refuse(kind, code).fact.map_or(Ok(()), |fact| self.host(&fact))
+    }
+
     /// Seals a block that is old enough.
     pub(crate) fn tick(&mut self) -> Recorded {
         let now = self.clock.now_ns();
-        Ok(self.ledger.tick(now)?)
+        self.once_broken(|recorder| Ok(recorder.ledger.tick(now)?))
+    }
+
+    /// Ends the record: something that belongs into it is lost.
+    pub(crate) fn break_off(&mut self, why: &str) -> RecordError {
+        self.broken.get_or_insert_with(|| why.to_owned());
+        RecordError::Broken(why.to_owned())
+    }
+
+    fn once_broken<T>(
+        &mut self,
+        step: impl FnOnce(&mut Recorder) -> Result<T, RecordError>,
+    ) -> Result<T, RecordError> {
+        if let Some(why) = &self.broken {
+            return Err(RecordError::Broken(why.clone()));
+        }
+        step(self).inspect_err(|error| self.broken = Some(error.to_string()))
     }
 
     /// Writes the end of the record. The verdict is derived from what is recorded.
@@ -195,10 +224,12 @@ impl Recorder {
         payload: Payload,
         object: Option<&[u8]>,
     ) -> Recorded {
-        if let Some(bytes) = object {
-            self.bundle.put_object(bytes)?;
-        }
-        let event = self.ledger.append(actor, parent, payload, self.clock.now_ns())?;
+        let event = self.once_broken(|recorder| {
+            if let Some(bytes) = object {
+                recorder.bundle.put_object(bytes)?;
+            }
+            Ok(recorder.ledger.append(actor, parent, payload, recorder.clock.now_ns())?)
+        })?;
         let needed = Evidence::object_of(&event).and(object);
         if let Ruling::Kill(trip) = self.fold.event(&event, needed)
             && self.trip.is_none()

@@ -93,7 +93,7 @@ pub struct Opinion {
 }
 
 impl RunReport {
-    /// A report of a run that nothing was recorded of.
+    /// A report of a run that nothing was recorded of and no machine was started for.
     pub(crate) fn unrecorded(run_id: &str, verdict: Verdict, error: String) -> RunReport {
         let reasons = if verdict == Verdict::Killed { vec!["evaluator_failure".into()] } else { Vec::new() };
         RunReport {
@@ -112,6 +112,12 @@ impl RunReport {
             advisory: Vec::new(),
             pending_rebuild: Vec::new(),
         }
+    }
+
+    /// A report of a run whose driver is lost: what became of it is not known.
+    pub(crate) fn unknown(run_id: &str, error: String) -> RunReport {
+        let teardown = Teardown { verified: false, ms: 0 };
+        RunReport { teardown, ..RunReport::unrecorded(run_id, Verdict::Killed, error) }
     }
 
     /// Takes over what the record comes to.

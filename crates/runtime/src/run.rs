@@ -42,8 +42,37 @@ pub struct Runtime {
     pub clock: Arc<dyn Clock>,
     /// A machine that is not ready by then has failed.
     pub boot_deadline: Duration,
+    /// How long it waits for whoever does not answer.
+    pub patience: Patience,
     /// Forms opinions, where there is one.
     pub advisor: Option<Advisor>,
+}
+
+/// How long a run waits for a guest, or a caller, that does not answer. None of them
+/// switches anything off: each ends in a stopped machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// What execs may take to end once they were told to.
+    pub stop: Duration,
+    /// What the guest may take to write its disks out. Its own limit is 10 s, of which
+    /// it tells; a host whose disk is busy may take longer.
+    pub quiesce: Duration,
+    /// What a machine may take to be gone altogether once it is partly gone, so that its status is known.
+    pub death: Duration,
+    /// What the caller may take to read what is left, once the machine was stopped:
+    /// output that nobody takes must not keep a run from its end.
+    pub caller: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            stop: Duration::from_secs(3),
+            quiesce: Duration::from_secs(30),
+            death: Duration::from_secs(5),
+            caller: Duration::from_secs(5),
+        }
+    }
 }
 
 impl Runtime {
@@ -83,17 +112,25 @@ impl Runtime {
 
 /// What a caller asks the driver for.
 pub(crate) enum Call {
-    Exec { request: ExecRequest, io: ExecIo, reply: Sender<Result<ExecResult, RunEnded>> },
+    Exec { request: ExecRequest, io: ExecIo, reply: Sender<Result<ExecResult, ExecError>> },
     Interrupt { signal: i32 },
+    Abandon,
     Finish,
 }
 
-/// The run ended before the call did; the report says why.
+/// Why an exec has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the run ended first: {0}")]
-pub struct RunEnded(pub String);
+#[non_exhaustive]
+pub enum ExecError {
+    /// It was not started: the caller asked for what can't be. The run goes on.
+    #[error("not started: {0}")]
+    Refused(String),
+    /// The run ended before it did; the report says why.
+    #[error("the run ended first: {0}")]
+    RunEnded(String),
+}
 
-/// A live run. Dropping it destroys the machine.
+/// A live run. Dropping it destroys the machine, at once and whatever runs in it; the record says so.
 #[must_use = "dropping a run destroys its machine"]
 pub struct Run {
     run_id: String,
@@ -129,14 +166,17 @@ impl Run {
     }
 
     fn join(&mut self) -> RunReport {
-        let unforeseen = |why: String| RunReport::unrecorded(&self.run_id, Verdict::Killed, why);
         match self.thread.take() {
             Some(Ok(thread)) => thread.join().unwrap_or_else(|_| {
                 // The driver catches panics in every phase; this one was in the catching.
-                unforeseen("the run's driver panicked; its machine died with it".into())
+                let why = "the run's driver panicked; its machine died with it";
+                RunReport::unknown(&self.run_id, why.into())
             }),
-            Some(Err(error)) => unforeseen(format!("can't start the run's thread: {error}")),
-            None => unforeseen("the run was finished already".into()),
+            Some(Err(error)) => {
+                let why = format!("can't start the run's thread: {error}");
+                RunReport::unrecorded(&self.run_id, Verdict::Killed, why)
+            }
+            None => RunReport::unknown(&self.run_id, "the run was finished already".into()),
         }
     }
 }
@@ -144,7 +184,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            let _ = self.calls.send(Call::Finish);
+            let _ = self.calls.send(Call::Abandon);
             let _ = self.join();
         }
     }
@@ -166,7 +206,7 @@ impl Interrupter {
 /// A started exec.
 #[must_use = "an exec's result is lost with it"]
 pub struct Exec {
-    result: Receiver<Result<ExecResult, RunEnded>>,
+    result: Receiver<Result<ExecResult, ExecError>>,
     over: Receiver<()>,
 }
 
@@ -174,14 +214,14 @@ impl Exec {
     /// Waits for its end.
     ///
     /// # Errors
-    /// The run ended first.
-    pub fn wait(self) -> Result<ExecResult, RunEnded> {
+    /// It was refused, or the run ended first.
+    pub fn wait(self) -> Result<ExecResult, ExecError> {
         // A call that nobody took stays in the queue with its reply: the driver's
         // end is heard on a channel of its own.
         let ended = select! {
             recv(self.result) -> result => result.ok(),
             recv(self.over) -> _ => self.result.try_recv().ok(),
         };
-        ended.unwrap_or_else(|| Err(RunEnded("the run is over".into())))
+        ended.unwrap_or_else(|| Err(ExecError::RunEnded("it is over".into())))
     }
 }

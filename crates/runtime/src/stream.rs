@@ -5,9 +5,20 @@
 //! of them, keeps the first `output_mib` as an object, passes everything through
 //! to the caller, and gives the credit back. Input: a thread reads the caller's
 //! bytes and sends no more than the guest's credit.
+//!
+//! ```text
+//! reader ──▶ Sink (≤ one window) ──▶ thread ──▶ Tally (digest, object) ──▶ caller ──▶ credit
+//!                   ▲                              ▲
+//!                   └───────── Tap::close ─────────┘   the driver's end of it
+//! ```
+//! A caller that does not read its pipe blocks that thread and no other: the driver
+//! closes the [`Tap`] and has the exact account without it, and from then on the
+//! thread touches neither the disk nor the record. The thread itself ends when the
+//! caller's pipe does.
 
 use crate::bundle::PendingObject;
 use crate::channel::ToGuest;
+use crate::phases::panic_text;
 use crossbeam_channel::Sender;
 use hotcell_ledger::Digest;
 use hotcell_wire::{STREAM_CHUNK, STREAM_WINDOW, Stream};
@@ -15,6 +26,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -140,17 +152,93 @@ impl Sinks {
     }
 }
 
-/// What a finished stream says to the driver.
+/// What a stream's thread says to the driver, once, at its end.
 #[derive(Debug)]
 pub(crate) struct StreamDone {
     pub(crate) exec: u32,
     pub(crate) stream: Stream,
-    /// The error is the host's disk.
-    pub(crate) totals: io::Result<StreamTotals>,
+    pub(crate) outcome: StreamOutcome,
+}
+
+/// How a stream's thread ended.
+#[derive(Debug)]
+pub(crate) enum StreamOutcome {
+    /// All was passed on.
+    Passed,
+    /// The host's disk did not take it.
+    DiskFailed(String),
+    /// It panicked: in the caller's writer, or in us.
+    Panicked(String),
 }
 
 /// Where a finished stream reports.
 pub(crate) type OnDone = Arc<dyn Fn(StreamDone) + Send + Sync>;
+
+/// The account of a stream: what came, and what of it is kept.
+#[derive(Debug)]
+struct Tally {
+    whole: blake3::Hasher,
+    kept: blake3::Hasher,
+    total_bytes: u64,
+    kept_bytes: u64,
+    limit: u64,
+    /// None once the account is closed.
+    keep: Option<PendingObject>,
+}
+
+impl Tally {
+    fn new(keep: PendingObject, limit: u64) -> Tally {
+        let (whole, kept) = (blake3::Hasher::new(), blake3::Hasher::new());
+        Tally { whole, kept, total_bytes: 0, kept_bytes: 0, limit, keep: Some(keep) }
+    }
+
+    fn count(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Some(keep) = &mut self.keep else { return Ok(()) };
+        let room = usize::try_from(self.limit - self.kept_bytes).unwrap_or(usize::MAX).min(bytes.len());
+        if let Some(part) = bytes.get(..room).filter(|part| !part.is_empty()) {
+            keep.write(part)?;
+            self.kept.update(part);
+            self.kept_bytes += part.len() as u64;
+        }
+        self.whole.update(bytes);
+        self.total_bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// The driver's end of one stream. Dropped, it takes the unfinished object with it.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    sink: Arc<Sink>,
+    tally: Arc<Mutex<Tally>>,
+}
+
+impl Tap {
+    /// Closes the account of all that came, whether or not it was passed on yet.
+    pub(crate) fn close(self) -> io::Result<StreamTotals> {
+        let mut tally = lock(&self.tally);
+        let rest = std::mem::take(&mut lock(&self.sink.buffer).bytes);
+        tally.count(&rest)?;
+        let digest = |hasher: &blake3::Hasher| Digest::from_bytes(*hasher.finalize().as_bytes());
+        let totals = StreamTotals {
+            total_bytes: tally.total_bytes,
+            kept_bytes: tally.kept_bytes,
+            whole: digest(&tally.whole),
+            kept: digest(&tally.kept),
+        };
+        if let Some(keep) = tally.keep.take() {
+            keep.finish(totals.kept)?;
+        }
+        Ok(totals)
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        drop(lock(&self.tally).keep.take());
+        self.sink.end();
+    }
+}
 
 /// Opens the sinks of an exec and starts their threads.
 pub(crate) fn start_outputs(
@@ -160,51 +248,49 @@ pub(crate) fn start_outputs(
     limit: u64,
     to_guest: &Sender<ToGuest>,
     on_done: &OnDone,
-) {
+) -> [Tap; 2] {
     let opened = sinks.open(exec);
-    for (sink, (stream, pass, keep)) in opened.into_iter().zip(outputs) {
+    let mut opened = opened.into_iter();
+    outputs.map(|(stream, pass, keep)| {
+        let sink = opened.next().unwrap_or_default();
+        let tap = Tap { sink, tally: Arc::new(Mutex::new(Tally::new(keep, limit))) };
+        let (sink, tally) = (Arc::clone(&tap.sink), Arc::clone(&tap.tally));
         let (to_guest, on_done) = (to_guest.clone(), Arc::clone(on_done));
         std::thread::spawn(move || {
-            let totals = drain(&sink, pass, keep, limit, |bytes| {
+            let give_credit = |bytes| {
                 let _ = to_guest.send(ToGuest::Credit(exec, stream, bytes));
-            });
-            on_done(StreamDone { exec, stream, totals });
+            };
+            let drained = catch_unwind(AssertUnwindSafe(|| drain(&sink, &tally, pass, give_credit)));
+            let outcome = match drained {
+                Ok(Ok(())) => StreamOutcome::Passed,
+                Ok(Err(error)) => StreamOutcome::DiskFailed(error.to_string()),
+                Err(panic) => StreamOutcome::Panicked(panic_text(&*panic)),
+            };
+            on_done(StreamDone { exec, stream, outcome });
         });
-    }
+        tap
+    })
 }
 
 fn drain(
     sink: &Sink,
+    tally: &Mutex<Tally>,
     mut pass: Output,
-    mut keep: PendingObject,
-    limit: u64,
     mut give_credit: impl FnMut(u32),
-) -> io::Result<StreamTotals> {
-    let (mut whole, mut kept) = (blake3::Hasher::new(), blake3::Hasher::new());
-    let (mut total_bytes, mut kept_bytes) = (0u64, 0u64);
-    let mut failure = None;
+) -> io::Result<()> {
     let mut taken = Vec::new();
     loop {
         taken.clear();
         {
             let waiting = sink.changed.wait_while(lock(&sink.buffer), |b| b.bytes.is_empty() && !b.ended);
-            let mut buffer = waiting.unwrap_or_else(PoisonError::into_inner);
-            std::mem::swap(&mut taken, &mut buffer.bytes);
+            drop(waiting.unwrap_or_else(PoisonError::into_inner));
+            // Taken and counted in one step, so that a tap that closes in between misses nothing.
+            let mut tally = lock(tally);
+            std::mem::swap(&mut taken, &mut lock(&sink.buffer).bytes);
+            tally.count(&taken)?;
         }
         if taken.is_empty() {
-            break;
-        }
-        whole.update(&taken);
-        total_bytes += taken.len() as u64;
-        let room = usize::try_from(limit - kept_bytes).unwrap_or(usize::MAX).min(taken.len());
-        if let Some(part) = taken.get(..room).filter(|part| !part.is_empty() && failure.is_none()) {
-            match keep.write(part) {
-                Ok(()) => {
-                    kept.update(part);
-                    kept_bytes += part.len() as u64;
-                }
-                Err(error) => failure = Some(error),
-            }
+            return Ok(());
         }
         // A caller who no longer reads does not stop the run; the record goes on.
         if pass.as_mut().is_some_and(|to| to.write_all(&taken).and_then(|()| to.flush()).is_err()) {
@@ -213,13 +299,6 @@ fn drain(
         lock(&sink.buffer).credit += taken.len();
         give_credit(taken.len() as u32);
     }
-    if let Some(error) = failure {
-        return Err(error);
-    }
-    let digest = |hasher: blake3::Hasher| Digest::from_bytes(*hasher.finalize().as_bytes());
-    let totals = StreamTotals { total_bytes, kept_bytes, whole: digest(whole), kept: digest(kept) };
-    keep.finish(totals.kept)?;
-    Ok(totals)
 }
 
 /// A running stdin.

@@ -11,7 +11,7 @@ use crate::console::Captured;
 use crate::disk::{DiskError, Workspace};
 use crate::process::ProcessId;
 use crate::registry::{Registration, RegistryError};
-use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport, conclude};
+use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
 use hotcell_ledger::Digest;
 use std::fs::File;
 use std::io;
@@ -190,7 +190,7 @@ impl StartFailed {
     /// A start that was not begun.
     pub fn not_begun(registration: Registration, why: String) -> StartFailed {
         let report = TeardownReport { checks: vec![Check::never_started()], ms: 0 };
-        StartFailed { error: StartError::NotBegun(why), teardown: conclude(registration, report) }
+        StartFailed { error: StartError::NotBegun(why), teardown: registration.conclude(report) }
     }
 
     /// A backend that panicked: what it had begun is unknown, so nothing is proven.

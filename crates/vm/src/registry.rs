@@ -144,8 +144,11 @@ impl Registration {
         }
     }
 
-    /// Writes down the VMM process.
-    pub(crate) fn record_vmm(&mut self, vmm: ProcessId) -> Result<(), RegistryError> {
+    /// Writes down the VMM process: for backends, as soon as it is there.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn record_vmm(&mut self, vmm: ProcessId) -> Result<(), RegistryError> {
         self.entry.vmm = Some(vmm);
         write_entry(&self.dir, &self.entry).map_err(io_error(&self.dir))
     }

@@ -17,7 +17,7 @@ pub struct Check {
 
 impl Check {
     /// Of a machine that was never started.
-    pub(crate) fn never_started() -> Check {
+    pub fn never_started() -> Check {
         Check { what: "VMM process".into(), gone: true, detail: "was never started".into() }
     }
 }
@@ -65,29 +65,68 @@ pub struct TeardownFailed {
 }
 
 impl TeardownFailed {
-    /// Nothing is known.
-    pub(crate) fn unknown() -> TeardownFailed {
+    /// Of a backend that panicked: nothing is known, so nothing is proven.
+    pub fn unknown() -> TeardownFailed {
         let check = Check { what: "everything".into(), gone: false, detail: "the backend panicked".into() };
         TeardownFailed { registration: None, report: TeardownReport { checks: vec![check], ms: 0 } }
     }
 }
 
-/// Ends a registration by the checks that were made: gone only if every one passed.
-pub(crate) fn conclude(
-    registration: Registration,
-    mut report: TeardownReport,
-) -> Result<TeardownProof, TeardownFailed> {
-    if !report.verified() {
-        return Err(TeardownFailed { registration: Some(registration), report });
-    }
-    match registration.release() {
-        Ok(check) => {
-            report.checks.push(check);
-            Ok(TeardownProof { report })
+impl Registration {
+    /// Ends a registration by the checks that were made: gone only if there was one and every one passed.
+    ///
+    /// For backends, at the end of [`LiveVm::destroy`](crate::LiveVm::destroy) or of a start that came to nothing. It
+    /// believes the report: what was checked, and how, is the backend's own promise. Whoever never got a registration
+    /// can't call it, and it is spent by the call.
+    ///
+    /// # Errors
+    /// Something is not known to be gone; the entry stays for the reaper.
+    pub fn conclude(self, mut report: TeardownReport) -> Result<TeardownProof, TeardownFailed> {
+        if !report.verified() {
+            return Err(TeardownFailed { registration: Some(self), report });
         }
-        Err((registration, check)) => {
-            report.checks.push(check);
-            Err(TeardownFailed { registration: Some(registration), report })
+        match self.release() {
+            Ok(check) => {
+                report.checks.push(check);
+                Ok(TeardownProof { report })
+            }
+            Err((registration, check)) => {
+                report.checks.push(check);
+                Err(TeardownFailed { registration: Some(registration), report })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Registry;
+    use std::path::Path;
+
+    fn check(gone: bool) -> Check {
+        Check { what: "VMM process".into(), gone, detail: String::new() }
+    }
+
+    #[test]
+    fn only_checks_that_all_passed_end_a_registration() {
+        let home = tempfile::tempdir().unwrap();
+        let registry = Registry::open(home.path()).unwrap();
+        for (checks, proven) in
+            [(vec![], false), (vec![check(true), check(false)], false), (vec![check(true)], true)]
+        {
+            let registration = registry.register("run-00000001", Path::new("/b")).unwrap();
+            let dir = registration.dir().to_owned();
+            match registration.conclude(TeardownReport { checks, ms: 1 }) {
+                Ok(proof) => {
+                    assert!(proven && !dir.exists());
+                    assert_eq!(proof.report().checks.len(), 2, "the run folder is a check too");
+                }
+                Err(failed) => {
+                    assert!(!proven && dir.exists(), "the entry stays for the reaper");
+                    let _ = failed.registration.map(Registration::abandon);
+                }
+            }
         }
     }
 }

@@ -108,6 +108,45 @@ pub struct Claim<'a> {
     pub text: &'a [u8],
 }
 
+/// Why a file was executed or not, as the guest says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(u8)]
+pub enum ExecRule {
+    /// Executed: on `/workspace`, where the policy allows it.
+    Workspace = 1,
+    /// Refused: its digest is not on the list.
+    Unknown = 2,
+    /// Refused: it is not on the root image.
+    Elsewhere = 3,
+    /// Refused: it could not be read.
+    Unreadable = 4,
+}
+
+/// A file that was executed or refused. Testimony, like all of the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecDecision<'a> {
+    /// The exec in whose tree; 0: unknown.
+    pub exec: u32,
+    /// Which rule decided.
+    pub rule: ExecRule,
+    /// Decisions before this one that were not told, for want of room.
+    pub untold: u32,
+    /// The file's BLAKE3; zero where it was not computed.
+    pub digest: [u8; 32],
+    /// Its path, as the workload sees it; at most [`MAX_RESOURCE`] bytes.
+    pub path: &'a [u8],
+}
+
+#[derive(TryFromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ExecDecisionHead {
+    exec: U32,
+    rule: ExecRule,
+    reserved: [u8; 3],
+    untold: U32,
+    digest: [u8; 32],
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RequestHead {
@@ -157,6 +196,8 @@ pub enum GuestFrame<'a> {
     Log(&'a [u8]),
     /// 0x4D: the init can't go on; at most [`MAX_TEXT`] bytes
     Fatal(&'a [u8]),
+    /// 0x4E: a file was executed by exception, or refused
+    ExecDecision(ExecDecision<'a>),
 }
 
 impl<'a> GuestFrame<'a> {
@@ -223,6 +264,19 @@ impl<'a> GuestFrame<'a> {
             0x4B => payload.try_into().map(GuestFrame::Pong).map_err(|_| shape),
             0x4C => text().map(GuestFrame::Log),
             0x4D => text().map(GuestFrame::Fatal),
+            0x4E => {
+                let (head, path) = ExecDecisionHead::try_ref_from_prefix(payload).map_err(|_| shape)?;
+                if path.len() > MAX_RESOURCE {
+                    return Err(bad("path"));
+                }
+                Ok(GuestFrame::ExecDecision(ExecDecision {
+                    exec: head.exec.get(),
+                    rule: head.rule,
+                    untold: head.untold.get(),
+                    digest: head.digest,
+                    path,
+                }))
+            }
             other => Err(Reject::Kind(other)),
         }
     }
@@ -264,6 +318,16 @@ impl<'a> GuestFrame<'a> {
             GuestFrame::Pong(nonce) => put(0x4B, &[*nonce]),
             GuestFrame::Log(text) => put(0x4C, &[text]),
             GuestFrame::Fatal(text) => put(0x4D, &[text]),
+            GuestFrame::ExecDecision(decision) => {
+                let head = ExecDecisionHead {
+                    exec: U32::new(decision.exec),
+                    rule: decision.rule,
+                    reserved: [0; 3],
+                    untold: U32::new(decision.untold),
+                    digest: decision.digest,
+                };
+                put(0x4E, &[head.as_bytes(), decision.path])
+            }
         }
     }
 }

@@ -116,6 +116,15 @@ pub enum HostFrame<'a> {
     Quiesce,
     /// 0x0C: answer with the same 32 bytes
     Ping(&'a [u8; 32]),
+    /// 0x0D: more digests (BLAKE3) of files that may be executed; before [`HostFrame::ExecEnforce`]
+    ExecAllow(&'a [[u8; 32]]),
+    /// 0x0E: the list is complete: from now on a file of the root image is
+    /// executed only if its digest is on it, and a file anywhere else never,
+    /// except, with `workspace`, on `/workspace`. Once.
+    ExecEnforce {
+        /// Files on `/workspace` are executed whatever their digest, and each is told.
+        workspace: bool,
+    },
 }
 
 impl<'a> HostFrame<'a> {
@@ -156,6 +165,16 @@ impl<'a> HostFrame<'a> {
             }
             0x0B => empty(HostFrame::Quiesce),
             0x0C => payload.try_into().map(HostFrame::Ping).map_err(|_| shape),
+            0x0D => match payload.as_chunks::<32>() {
+                (digests, []) => Ok(HostFrame::ExecAllow(digests)),
+                _ => Err(shape),
+            },
+            0x0E => match payload {
+                [0] => Ok(HostFrame::ExecEnforce { workspace: false }),
+                [1] => Ok(HostFrame::ExecEnforce { workspace: true }),
+                [_] => Err(Reject::Value { kind, field: "workspace" }),
+                _ => Err(shape),
+            },
             other => Err(Reject::Kind(other)),
         }
     }
@@ -177,6 +196,8 @@ impl<'a> HostFrame<'a> {
             HostFrame::Reply(reply) => put(0x0A, &[&[reply.decision as u8], reply.reason.as_bytes()]),
             HostFrame::Quiesce => put(0x0B, &[]),
             HostFrame::Ping(nonce) => put(0x0C, &[*nonce]),
+            HostFrame::ExecAllow(digests) => put(0x0D, &[digests.as_flattened()]),
+            HostFrame::ExecEnforce { workspace } => put(0x0E, &[&[u8::from(*workspace)]]),
         }
     }
 }

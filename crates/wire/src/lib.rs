@@ -30,7 +30,9 @@ mod host;
 mod text;
 
 pub use frame::{FrameHeader, FrameReader, HEADER_LEN, MAX_PAYLOAD, Reject, VERSION, encode_frame};
-pub use guest::{Claim, ClaimKind, ExecEnd, ExecEnded, GuestFrame, Ready, Request, Stage};
+pub use guest::{
+    Claim, ClaimKind, ExecDecision, ExecEnd, ExecEnded, ExecRule, GuestFrame, Ready, Request, Stage,
+};
 pub use host::{Configure, Decision, ExecBegin, HostFrame, Program, Reply};
 pub use text::{ExecText, ExecTextError, FieldTag, MAX_EXEC_TEXT};
 
@@ -69,6 +71,10 @@ pub const MAX_RESOURCE: usize = 512 * 4;
 pub const MAX_JUSTIFICATION: usize = 4096 * 4;
 /// Longest free text of a log or failure frame in bytes.
 pub const MAX_TEXT: usize = 1024;
+/// Most digests in one `ExecAllow` frame.
+pub const EXEC_ALLOW_FRAME: usize = MAX_PAYLOAD / 32;
+/// Most digests on the list of files that may be executed.
+pub const MAX_EXEC_ALLOW: usize = 128 * 1024;
 /// Most execs alive at once in one guest.
 pub const MAX_EXECS: usize = 256;
 

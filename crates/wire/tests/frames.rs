@@ -35,6 +35,8 @@ fn host_frames() -> Vec<HostFrame<'static>> {
         HostFrame::Reply(Reply { decision: Decision::Defer, reason: "next image" }),
         HostFrame::Quiesce,
         HostFrame::Ping(&[3; 32]),
+        HostFrame::ExecAllow(&[[1; 32], [2; 32]]),
+        HostFrame::ExecEnforce { workspace: true },
     ]
 }
 
@@ -60,6 +62,13 @@ fn guest_frames() -> Vec<GuestFrame<'static>> {
         GuestFrame::Pong(&[1; 32]),
         GuestFrame::Log(b"log"),
         GuestFrame::Fatal(b"fatal"),
+        GuestFrame::ExecDecision(ExecDecision {
+            exec: 3,
+            rule: ExecRule::Unknown,
+            untold: 2,
+            digest: [8; 32],
+            path: b"/bin/x",
+        }),
     ]
 }
 
@@ -89,7 +98,7 @@ fn every_frame_comes_back() {
 
 #[test]
 fn a_byte_more_or_less_is_refused_where_the_shape_is_fixed() {
-    let free = [0x03, 0x05, 0x0A, 0x41, 0x43, 0x44, 0x48, 0x49, 0x4C, 0x4D];
+    let free = [0x03, 0x05, 0x0A, 0x41, 0x43, 0x44, 0x48, 0x49, 0x4C, 0x4D, 0x4E];
     let mut bytes = Vec::new();
     for (sequence, frame) in host_frames().iter().enumerate() {
         assert!(frame.encode(&mut bytes, 5, sequence as u32));
@@ -114,7 +123,7 @@ fn a_byte_more_or_less_is_refused_where_the_shape_is_fixed() {
         }
         checked += 1;
     }
-    assert_eq!(checked, 15);
+    assert_eq!(checked, 17);
 }
 
 #[test]

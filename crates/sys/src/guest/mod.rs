@@ -3,12 +3,14 @@
 //! Who may call: crate `guest` only. The guest's processes have one thread
 //! each; several wrappers here rely on it and say so.
 
+mod fanotify;
 mod fork;
 mod ioctl;
 mod program;
 mod seccomp;
 mod secret;
 
+pub use fanotify::{ExecEvent, ExecEvents};
 pub use fork::{Child, ForkPlan, Namespaces, exit_now, fork, signal};
 pub use ioctl::{credit_entropy, loopback_up};
 pub use program::{

@@ -17,7 +17,7 @@ use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFact
 use crate::console::{Captured, Console};
 use crate::process::ProcessId;
 use crate::registry::Registration;
-use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport, conclude};
+use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
 use args::Descriptors;
 use hotcell_ledger::Digest;
 use hotcell_sys::host;
@@ -68,7 +68,7 @@ impl VmBackend for QemuBackend {
             Err(error) => {
                 let ms = begun.elapsed().as_millis() as u64;
                 let report = TeardownReport { checks: vec![Check::never_started()], ms };
-                Err(StartFailed { error, teardown: conclude(registration, report) })
+                Err(StartFailed { error, teardown: registration.conclude(report) })
             }
             Ok(parts) => parts.finish_start(registration, plan),
         }
@@ -331,7 +331,7 @@ impl LiveVm for QemuVm {
             messages.finish();
         }
         let report = TeardownReport { checks, ms: begun.elapsed().as_millis() as u64 };
-        conclude(registration, report)
+        registration.conclude(report)
     }
 }
 

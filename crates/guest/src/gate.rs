@@ -1,0 +1,287 @@
+//! The gate: a process of PID 1's that the kernel asks before a file is executed.
+//!
+//! ```text
+//! execve --> kernel holds it --> gate: which file system? digest? on the list? --> yes | EPERM
+//!                                  |                                  ^
+//!                                  +-- decisions worth telling --> PID 1 <-- list -- host
+//! ```
+//! A process of its own: PID 1 starts the programs that the gate is asked
+//! about, and hashing a large file must not hold up the channel.
+//!
+//! What it guarantees, once the host has said `ExecEnforce`: no instruction of
+//! a file runs by `execve` unless the file is on the root image and its digest
+//! is on the list, or it is on `/workspace` and the host allows that. The root
+//! image cannot change, so an answer about one of its inodes is kept. What is
+//! elsewhere is never judged by content: it could change after the answer.
+//! If the gate dies PID 1 ends the machine; until then the kernel waits for an
+//! answer that does not come, since PID 1 holds the group open.
+//! What it does not: see what an approved program maps or interprets
+//! (`docs/exec-enforcement.md`).
+
+use crate::last::{Doing, Failure, console};
+use crate::view::{ROOT, WORKSPACE};
+use crate::{cgroup, confine};
+use hotcell_sys::guest::{Child, ExecEvent, ExecEvents, ForkPlan, Namespaces, exit_now, fork};
+use hotcell_wire::{
+    ExecDecision, ExecRule, FrameReader, GuestFrame, HEADER_LEN, MAX_EXEC_ALLOW, MAX_RESOURCE,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::thread::set_name;
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::fs;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+
+/// Everything that the workload could put a file on. Those that are mounted
+/// `noexec` are marked too: the mount flag and the gate each hold alone.
+const WATCHED: [&str; 6] = [ROOT, WORKSPACE, "/root/tmp", "/root/run", "/root/dev/shm", "/root/dev"];
+/// Answers kept; far more than an image has programs.
+const KEPT_ANSWERS: usize = 64 * 1024;
+/// Bytes read of a file at once.
+const READ: usize = 128 * 1024;
+/// Longest message from PID 1: a frame's worth of digests and a tag.
+const CONTROL: usize = hotcell_wire::MAX_PAYLOAD + 1;
+/// Longest message to PID 1.
+const REPORT: usize = HEADER_LEN + 44 + MAX_RESOURCE;
+
+const ALLOW_DIGESTS: u8 = 1;
+const ENFORCE: u8 = 2;
+
+/// PID 1's end.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    pub(crate) process: Child,
+    control: OwnedFd,
+    /// Keeps the group in force when the gate dies: waiting, not allowing.
+    _group: OwnedFd,
+    /// Digests sent so far; `None`: the list is complete.
+    listed: Option<usize>,
+    pub(crate) readable: bool,
+}
+
+impl Gate {
+    /// Marks the workload's file systems and starts the process. Everything is
+    /// allowed until [`Gate::enforce`].
+    pub(crate) fn start() -> Result<Gate, Failure> {
+        let events = ExecEvents::new().doing(|| "be asked about executions".into())?;
+        for path in WATCHED {
+            let name = CString::new(path).doing(|| format!("watch {path}"))?;
+            events.watch_file_system(&name).doing(|| format!("be asked about executions on {path}"))?;
+        }
+        let device = |path| fs::metadata(path).map(|there| there.dev()).doing(|| format!("look at {path}"));
+        let (root, workspace) = (device(ROOT)?, device(WORKSPACE)?);
+        let (control, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .doing(|| "make a socket pair".into())?;
+        let plan = ForkPlan { cgroup: None, namespaces: Namespaces::Inherit };
+        let group = events.hold().doing(|| "hold the fanotify group".into())?;
+        let process = fork(plan, || {
+            let judge = Judge::new(root, workspace);
+            let ended = run(&events, &theirs, judge);
+            console(&format!("the gate ends: {ended}"));
+            exit_now(1)
+        })
+        .doing(|| "start the gate".into())?;
+        Ok(Gate { process, control, _group: group, listed: Some(0), readable: false })
+    }
+
+    pub(crate) fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+
+    /// Adds digests to the list.
+    pub(crate) fn allow(&mut self, digests: &[[u8; 32]]) -> Result<(), Failure> {
+        let listed =
+            self.listed.as_mut().ok_or_else(|| Failure::new("the list of executables is complete"))?;
+        *listed += digests.len();
+        if *listed > MAX_EXEC_ALLOW {
+            return Err(Failure::new(format!("more than {MAX_EXEC_ALLOW} files may be executed")));
+        }
+        self.tell(&[&[ALLOW_DIGESTS], digests.as_flattened()].concat())
+    }
+
+    /// Completes the list; holds from the next execution on.
+    pub(crate) fn enforce(&mut self, workspace: bool) -> Result<(), Failure> {
+        if self.listed.take().is_none() {
+            return Err(Failure::new("the host completed the list of executables twice"));
+        }
+        self.tell(&[ENFORCE, u8::from(workspace)])
+    }
+
+    fn tell(&self, message: &[u8]) -> Result<(), Failure> {
+        send(&self.control, message, SendFlags::NOSIGNAL).doing(|| "tell the gate".into())?;
+        Ok(())
+    }
+
+    /// Takes one report and hands it to `forward`; whether there may be more.
+    pub(crate) fn report(&mut self, forward: impl FnOnce(&GuestFrame<'_>)) -> bool {
+        let mut message = [0; REPORT];
+        match recv(&self.control, &mut message, RecvFlags::DONTWAIT) {
+            Ok((_, length @ 1..)) => {
+                let mut reader = FrameReader::new();
+                reader.push(message.get(..length).unwrap_or_default());
+                if let Ok(Some((header, payload))) = reader.next()
+                    && let Ok(frame) = GuestFrame::parse(header, payload)
+                {
+                    forward(&frame);
+                }
+                true
+            }
+            Err(Errno::INTR) => true,
+            // A gate that has ended is noticed by its death.
+            _ => {
+                self.readable = false;
+                false
+            }
+        }
+    }
+}
+
+/// What the gate knows.
+struct Judge {
+    root: u64,
+    workspace: u64,
+    list: HashSet<[u8; 32]>,
+    enforcing: Option<Enforcing>,
+    /// Answers about inodes of the root image.
+    kept: HashMap<u64, Answer>,
+    buffer: Vec<u8>,
+    untold: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Enforcing {
+    workspace: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Answer {
+    allow: bool,
+    /// What to tell; `None`: nothing, as for every approved file.
+    rule: Option<ExecRule>,
+    digest: [u8; 32],
+}
+
+impl Judge {
+    fn new(root: u64, workspace: u64) -> Judge {
+        let (list, kept) = (HashSet::new(), HashMap::new());
+        Judge { root, workspace, list, enforcing: None, kept, buffer: vec![0; READ], untold: 0 }
+    }
+
+    fn learn(&mut self, message: &[u8]) {
+        match message {
+            [ALLOW_DIGESTS, digests @ ..] => self.list.extend(digests.as_chunks::<32>().0),
+            [ENFORCE, workspace] => self.enforcing = Some(Enforcing { workspace: *workspace != 0 }),
+            _ => {}
+        }
+    }
+
+    fn judge(&mut self, event: &ExecEvent<'_>) -> Answer {
+        let Some(Enforcing { workspace }) = self.enforcing else {
+            return Answer { allow: true, rule: None, digest: [0; 32] };
+        };
+        let refuse = |rule, digest| Answer { allow: false, rule: Some(rule), digest };
+        let Ok(there) = event.file().metadata() else { return refuse(ExecRule::Unreadable, [0; 32]) };
+        if there.dev() == self.root {
+            if let Some(&answer) = self.kept.get(&there.ino()) {
+                return answer;
+            }
+            let answer = match self.digest(event) {
+                Some(digest) if self.list.contains(&digest) => Answer { allow: true, rule: None, digest },
+                Some(digest) => refuse(ExecRule::Unknown, digest),
+                None => return refuse(ExecRule::Unreadable, [0; 32]),
+            };
+            if self.kept.len() >= KEPT_ANSWERS {
+                self.kept.clear();
+            }
+            self.kept.insert(there.ino(), answer);
+            answer
+        } else if there.dev() == self.workspace && workspace {
+            match self.digest(event) {
+                Some(digest) => Answer { allow: true, rule: Some(ExecRule::Workspace), digest },
+                None => refuse(ExecRule::Unreadable, [0; 32]),
+            }
+        } else {
+            refuse(ExecRule::Elsewhere, [0; 32])
+        }
+    }
+
+    fn digest(&mut self, event: &ExecEvent<'_>) -> Option<[u8; 32]> {
+        let mut hasher = blake3::Hasher::new();
+        let mut file = event.file();
+        loop {
+            match file.read(&mut self.buffer) {
+                Ok(0) => return Some(*hasher.finalize().as_bytes()),
+                Ok(count) => hasher.update(self.buffer.get(..count)?),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => return None,
+            };
+        }
+    }
+
+    /// Tells PID 1, if it takes it: the workload waits for nobody's bookkeeping.
+    fn tell(&mut self, control: &OwnedFd, rule: ExecRule, event: &ExecEvent<'_>, digest: [u8; 32]) {
+        let exec = cgroup::exec_of(event.pid());
+        let path = fs::read_link(format!("/proc/self/fd/{}", event.file().as_raw_fd())).unwrap_or_default();
+        let path = path.as_os_str().as_bytes();
+        let path = path.get(..MAX_RESOURCE).unwrap_or(path);
+        let decision = ExecDecision { exec, rule, untold: self.untold, digest, path };
+        let mut message = Vec::new();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let told = GuestFrame::ExecDecision(decision).encode(&mut message, exec, 0)
+            && send(control, &message, flags).is_ok();
+        self.untold = if told { 0 } else { self.untold.saturating_add(1) };
+    }
+}
+
+/// The gate's loop; comes back only with what failed.
+fn run(events: &ExecEvents, control: &OwnedFd, mut judge: Judge) -> Failure {
+    match serve(events, control, &mut judge) {
+        Ok(never) => match never {},
+        Err(failure) => failure,
+    }
+}
+
+fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<Infallible, Failure> {
+    set_name(c"hotcell-gate").doing(|| "name the gate".into())?;
+    // Events name files by descriptor, so that no capability is needed to read them.
+    confine::drop_capabilities().doing(|| "drop the gate's capabilities".into())?;
+    let mut message = vec![0; CONTROL];
+    loop {
+        let mut ready = [PollFd::new(events, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error).doing(|| "wait for executions".into()),
+        }
+        loop {
+            let event = events.next().doing(|| "read an execution".into())?;
+            // What PID 1 said before it started the program that asks has arrived by now.
+            listen(control, &mut message, judge)?;
+            let Some(event) = event else { break };
+            let answer = judge.judge(&event);
+            if let Some(rule) = answer.rule {
+                judge.tell(control, rule, &event, answer.digest);
+            }
+            // A process that was killed while it waited needs no answer.
+            let _ = event.answer(answer.allow);
+        }
+    }
+}
+
+fn listen(control: &OwnedFd, message: &mut [u8], judge: &mut Judge) -> Result<(), Failure> {
+    loop {
+        match recv(control, &mut *message, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(Failure::new("PID 1 has closed the gate's socket")),
+            Ok((_, length)) => judge.learn(message.get(..length).unwrap_or_default()),
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error).doing(|| "hear PID 1".into()),
+        }
+    }
+}
