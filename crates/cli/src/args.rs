@@ -30,6 +30,9 @@ pub(crate) enum Command {
     /// Images that machines boot.
     #[command(subcommand)]
     Image(Image),
+    /// Fingerprints of how an agent asks, to compare later runs with.
+    #[command(subcommand)]
+    Profile(Profile),
     /// Show the public half of the key that signs your records.
     Key,
 }
@@ -116,6 +119,19 @@ pub(crate) struct Demo {
 pub(crate) enum Image {
     /// List the images.
     Ls,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Profile {
+    /// Make a fingerprint from the records of reference runs.
+    Absorb {
+        /// Records of runs that behaved as they should.
+        #[arg(required = true, value_name = "BUNDLE")]
+        bundles: Vec<PathBuf>,
+        /// The file to make.
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+    },
 }
 
 #[cfg(test)]

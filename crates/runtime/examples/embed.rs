@@ -2,7 +2,7 @@
 
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft};
-use hotcell_runtime::{ExecIo, MeasuredBoot, Runtime};
+use hotcell_runtime::{ExecIo, MeasuredBoot, Patience, Runtime};
 use hotcell_vm::{AccelChoice, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::{sync::Arc, time::Duration};
@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         key: Arc::new(SigningKey::load_or_create(&state.join("key"))?),
         clock: Runtime::host_clock(),
         boot_deadline: Duration::from_secs(120),
+        patience: Patience::default(),
         advisor: None,
     };
     let io = ExecIo { stdout: Some(Box::new(std::io::stdout())), ..ExecIo::default() };
