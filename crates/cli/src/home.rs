@@ -62,3 +62,23 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
         .map(|folder| folder.join(name))
         .find(|program| program.is_file())
 }
+
+/// Names the QEMU to use, for hosts where it is not on the PATH.
+pub(crate) const QEMU_VARIABLE: &str = "HOTCELL_QEMU";
+
+/// The VMM's program, or what to do to have one.
+pub(crate) fn find_qemu() -> Result<PathBuf, String> {
+    const NAME: &str = "qemu-system-x86_64";
+    match env::var_os(QEMU_VARIABLE).filter(|named| !named.is_empty()) {
+        Some(named) => {
+            let program = PathBuf::from(named);
+            if program.is_absolute() && program.is_file() {
+                return Ok(program);
+            }
+            let named = program.display();
+            Err(format!("{QEMU_VARIABLE} is {named}, which is no absolute path of a program: set it to one, or unset it"))
+        }
+        None => find_program(NAME)
+            .ok_or_else(|| format!("{NAME} is not installed. Debian, Ubuntu: apt-get install qemu-system-x86")),
+    }
+}
