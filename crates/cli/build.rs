@@ -28,7 +28,7 @@ fn main() {
         "--target",
         TARGET,
     ]);
-    build.args(["--config", "profile.release.panic='abort'", "--config", "profile.release.strip=true"]);
+    build.args(["--config", "profile.release.panic='abort'"]);
     build.arg("--manifest-path").arg(crates.join("guest/Cargo.toml"));
     build.arg("--target-dir").arg(out.join("guest"));
     // What the outer cargo set for this package must not reach the inner one.
@@ -40,7 +40,7 @@ fn main() {
         }
     }
     build.env_remove("RUSTC_WORKSPACE_WRAPPER").env_remove("RUSTC_WRAPPER");
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
+    build.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static -C strip=symbols");
     let done = build.status().unwrap_or_else(|error| panic!("can't start cargo for the guest: {error}"));
     assert!(done.success(), "the guest does not build (see above)");
     let built = out.join("guest").join(TARGET).join("release");

@@ -161,6 +161,11 @@ impl Authorizer {
         Authorizer { binaries, outstanding: Vec::new(), used: VecDeque::new() }
     }
 
+    /// The allowlist.
+    pub fn binaries(&self) -> &BinaryPolicy {
+        &self.binaries
+    }
+
     /// Issues a token. `random` are 32 fresh bytes from the host's generator.
     pub fn issue(
         &mut self,

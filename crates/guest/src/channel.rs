@@ -5,10 +5,11 @@
 //! What it does not: bound the queue by itself. Producers look at
 //! [`Channel::waiting`] first; `limits` has the two marks.
 
-use crate::limits::{OUT_DATA_BYTES, OUT_STOP_BYTES, READ_BYTES};
+use crate::limits::{ABSENCE, OUT_DATA_BYTES, OUT_STOP_BYTES, READ_BYTES};
 use hotcell_wire::{FrameReader, GuestFrame, STREAM_CHUNK, Stream};
 use rustix::io::{Errno, read, write};
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 const SCRATCH: usize = if READ_BYTES > STREAM_CHUNK { READ_BYTES } else { STREAM_CHUNK };
 
@@ -38,6 +39,8 @@ pub(crate) struct Channel {
     /// Whether the host ever sent anything. Before that, a closed end is only
     /// a host that has not come yet (a template has none at all).
     spoken: bool,
+    /// Since when its end has looked closed.
+    absent: Option<Instant>,
     gone: bool,
     /// For reading into, so that no read begins with clearing a buffer.
     scratch: Vec<u8>,
@@ -55,6 +58,7 @@ impl Channel {
             readable: true,
             writable: true,
             spoken: false,
+            absent: None,
             gone: false,
             scratch: vec![0; SCRATCH],
         }
@@ -89,6 +93,18 @@ impl Channel {
     /// Whether a read would be worth trying.
     pub(crate) fn wants_read(&self) -> bool {
         self.readable && self.takes_more()
+    }
+
+    /// When a host whose end looks closed counts as gone.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.absent.map(|since| since + ABSENCE)
+    }
+
+    /// Looks again at an end that has looked closed for long enough.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if self.deadline().is_some_and(|at| at <= now) {
+            self.readable = true;
+        }
     }
 
     /// Whether a write would be worth trying.
@@ -150,18 +166,25 @@ impl Channel {
     }
 
     /// Reads once into the reader.
-    pub(crate) fn fill(&mut self) -> Result<Input, Errno> {
+    pub(crate) fn fill(&mut self, now: Instant) -> Result<Input, Errno> {
         match read(&self.port, self.scratch.get_mut(..READ_BYTES).unwrap_or_default()) {
             Ok(0) if self.spoken => {
-                self.gone = true;
-                Ok(Input::Gone)
-            }
-            Ok(0) | Err(Errno::AGAIN) => {
                 self.readable = false;
+                self.gone = now.saturating_duration_since(*self.absent.get_or_insert(now)) >= ABSENCE;
+                Ok(if self.gone { Input::Gone } else { Input::Nothing })
+            }
+            Ok(0) => {
+                self.readable = false;
+                Ok(Input::Nothing)
+            }
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                self.absent = None;
                 Ok(Input::Nothing)
             }
             Ok(count) => {
                 self.spoken = true;
+                self.absent = None;
                 self.reader.push(self.scratch.get(..count).unwrap_or_default());
                 Ok(Input::Bytes)
             }
@@ -222,15 +245,23 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_only_missed_once_it_has_spoken() {
+    fn a_host_is_only_missed_once_it_has_spoken_and_stays_away() {
+        let now = Instant::now();
         let (mut channel, theirs) = pair();
-        assert_eq!(channel.fill().unwrap(), Input::Nothing);
+        assert_eq!(channel.fill(now).unwrap(), Input::Nothing);
         write(&theirs, b"HC").unwrap();
-        assert_eq!(channel.fill().unwrap(), Input::Bytes);
+        assert_eq!(channel.fill(now).unwrap(), Input::Bytes);
         drop(theirs);
-        assert_eq!(channel.fill().unwrap(), Input::Gone);
+        assert_eq!(channel.fill(now).unwrap(), Input::Nothing);
+        assert!(!channel.wants_read());
+        channel.expire(now + ABSENCE / 2);
+        assert!(!channel.wants_read());
+        channel.expire(now + ABSENCE);
+        assert!(channel.wants_read());
+        assert_eq!(channel.fill(now + ABSENCE).unwrap(), Input::Gone);
         let (mut channel, theirs) = pair();
         drop(theirs);
-        assert_eq!(channel.fill().unwrap(), Input::Nothing);
+        assert_eq!(channel.fill(now).unwrap(), Input::Nothing);
+        assert_eq!(channel.deadline(), None);
     }
 }

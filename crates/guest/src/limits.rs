@@ -28,6 +28,10 @@ pub const CLIENT_IDLE: Duration = Duration::from_secs(10);
 pub const DEVICE_PATIENCE: Duration = Duration::from_secs(20);
 /// How long the end of the machine waits for the host to take the last words.
 pub const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
+/// How long the channel must look closed before the host counts as gone. Data and the news that
+/// the host has opened its end come through different queues, in either order; a clone's host sends
+/// its configuration in the moment in which it connects.
+pub const ABSENCE: Duration = Duration::from_millis(250);
 /// How long quiescing waits for files that the kernel closes late.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -107,7 +107,8 @@ impl Init {
             self.hear(source)?;
         }
         let now = Instant::now();
-        self.read_channel()?;
+        self.channel.expire(now);
+        self.read_channel(now)?;
         self.requests.expire(now);
         self.requests.accept(&self.poll, now);
         self.requests.pump(&mut self.channel, now);
@@ -134,8 +135,10 @@ impl Init {
             Quiet::Wanted { .. } => Some(Duration::from_millis(5)),
             _ => None,
         };
-        let requests = self.requests.deadline().map(|at| at.saturating_duration_since(Instant::now()));
-        [quiet, requests].into_iter().flatten().min()
+        let deadlines = [self.requests.deadline(), self.channel.deadline()];
+        let deadline = deadlines.into_iter().flatten().min();
+        let deadline = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        [quiet, deadline].into_iter().flatten().min()
     }
 
     fn hear(&mut self, source: Source) -> Result<(), Failure> {
@@ -168,12 +171,12 @@ impl Init {
         }
     }
 
-    fn read_channel(&mut self) -> Result<(), Failure> {
+    fn read_channel(&mut self, now: Instant) -> Result<(), Failure> {
         // One read per round: output and events get their turn.
         if !self.channel.wants_read() {
             return Ok(());
         }
-        match self.channel.fill().doing(|| "read from the channel".into())? {
+        match self.channel.fill(now).doing(|| "read from the channel".into())? {
             Input::Bytes => {}
             Input::Nothing => return Ok(()),
             Input::Gone => return Err(Failure::new("the host closed the channel")),

@@ -71,6 +71,11 @@ impl BinaryPolicy {
         self.digests.is_empty()
     }
 
+    /// What is approved, sorted: for the guest's gate.
+    pub fn approved(&self) -> impl ExactSizeIterator<Item = &Digest> {
+        self.digests.iter()
+    }
+
     /// The list as a file: one hexadecimal digest a line, sorted.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = String::with_capacity(self.digests.len() * 65);

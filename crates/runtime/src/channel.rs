@@ -8,8 +8,10 @@
 
 use crate::stream::Sinks;
 use crossbeam_channel::{Receiver, Sender, select};
+use hotcell_ledger::Digest;
 use hotcell_wire::{
-    Configure, Decision, ExecBegin, ExecEnded, FrameReader, GuestFrame, HostFrame, MAX_PAYLOAD, Reply, Stream,
+    Configure, Decision, EXEC_ALLOW_FRAME, ExecBegin, ExecEnded, ExecRule, FrameReader, GuestFrame,
+    HostFrame, MAX_PAYLOAD, MAX_RESOURCE, Reply, Stream,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -64,6 +66,8 @@ pub(crate) enum ToGuest {
     Credit(u32, Stream, u32),
     Reply(u32, Decision, String),
     Quiesce,
+    /// The whole list of files that may be executed, and whether those on the workspace may; cut into frames here.
+    ExecGate(Vec<[u8; 32]>, bool),
 }
 
 /// Reads until the channel ends; the last message is [`FromGuest::Lost`].
@@ -129,6 +133,13 @@ fn route(id: u32, frame: GuestFrame<'_>, sinks: &Sinks) -> Result<Option<FromGue
             value: claim.value,
             text: claim.text.to_vec(),
         },
+        GuestFrame::ExecDecision(decision) => FromGuest::Claim {
+            kind: hotcell_wire::ClaimKind::Tool,
+            subject: decision.exec.into(),
+            parent: 0,
+            value: 0,
+            text: exec_decision_text(&decision).into_bytes(),
+        },
         GuestFrame::Quiesced => FromGuest::Quiesced,
         // Nothing is decided by these.
         GuestFrame::Started | GuestFrame::Pong(_) | GuestFrame::Log(_) => return Ok(None),
@@ -174,6 +185,24 @@ pub(crate) fn write_frames(channel: Arc<UnixStream>, control: &Receiver<ToGuest>
     }
 }
 
+/// The guest's word on a file that was executed by exception or refused, as the
+/// name of a tool call: `exec <rule> <digest> <path>`.
+fn exec_decision_text(decision: &hotcell_wire::ExecDecision<'_>) -> String {
+    let rule = match decision.rule {
+        ExecRule::Workspace => "workspace",
+        ExecRule::Unknown => "unknown",
+        ExecRule::Elsewhere => "elsewhere",
+        ExecRule::Unreadable => "unreadable",
+    };
+    let digest = Digest::from_bytes(decision.digest);
+    let mut text = format!("exec {rule} {digest} {}", String::from_utf8_lossy(decision.path));
+    if decision.untold > 0 {
+        text.push_str(&format!(" (and {} before it that were not told)", decision.untold));
+    }
+    text.truncate(text.floor_char_boundary(MAX_RESOURCE));
+    text
+}
+
 fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
     let mut put = |id: u32, frame: HostFrame<'_>| {
         if frame.encode(out, id, *sequence) {
@@ -199,5 +228,11 @@ fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
             put(*id, HostFrame::Reply(Reply { decision: *decision, reason }));
         }
         ToGuest::Quiesce => put(0, HostFrame::Quiesce),
+        ToGuest::ExecGate(digests, workspace) => {
+            for part in digests.chunks(EXEC_ALLOW_FRAME) {
+                put(0, HostFrame::ExecAllow(part));
+            }
+            put(0, HostFrame::ExecEnforce { workspace: *workspace });
+        }
     }
 }

@@ -439,6 +439,14 @@ impl Driver<'_> {
         Ok(())
     }
 
+    /// Hands the allowlist to the guest's gate, where the image has one. Execs come after it on the same channel.
+    fn enforce(&mut self) {
+        let Some(authorizer) = &self.run.authorizer else { return };
+        let digests = authorizer.binaries().approved().map(|digest| *digest.as_bytes()).collect();
+        let workspace = self.run.spec.policy().workspace_exec() == WorkspaceExec::Allow;
+        self.send(ToGuest::ExecGate(digests, workspace));
+    }
+
     /// A token for what the host starts, bound to the machine and the program, used
     /// at once. A program that is not in the image gets none: the guest decides
     /// whether there is such a file, and whether it may be executed.
@@ -481,6 +489,7 @@ impl Driver<'_> {
                 self.run.timings.insert("ready", boot_ms);
                 self.run.recorder.host(&HostFact::Ready { boot_ms, kernel_release })?;
                 self.state = State::Running;
+                self.enforce();
                 let limit = Duration::from_secs(u64::from(self.run.spec.limits().timeout_s));
                 let end = Instant::now() + limit;
                 self.run_deadline = Some(end);
