@@ -53,7 +53,7 @@ impl Home {
 }
 
 /// A program on the caller's PATH or in the places where distributions put it.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec"];
     env::split_paths(&path)
@@ -64,7 +64,7 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Names the QEMU to use, for hosts where it is not on the PATH.
-pub(crate) const QEMU_VARIABLE: &str = "HOTCELL_QEMU";
+const QEMU_VARIABLE: &str = "HOTCELL_QEMU";
 
 /// The VMM's program, or what to do to have one.
 pub(crate) fn find_qemu() -> Result<PathBuf, String> {

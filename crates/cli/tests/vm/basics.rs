@@ -3,7 +3,8 @@
 use crate::harness::{Job, SOON};
 use hotcell_ledger::{ActorId, Digest, Payload};
 use serde_json::{Value, json};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 fn random(len: usize) -> Vec<u8> {
@@ -81,9 +82,7 @@ fn sixty_four_mib_pass_byte_for_byte_and_only_the_first_are_kept() {
     assert!(passed == bytes, "stdout is not what went in");
     let error_bytes = &outcome.stderr[..3_000_000];
     assert!(outcome.stderr[3_000_000..].starts_with(b"hotcell: "), "{}", outcome.stderr.len());
-    let sum = std::process::Command::new("sha256sum").stdin(std::process::Stdio::piped());
-    let sum = piped(sum, error_bytes);
-    assert_eq!(String::from_utf8_lossy(rest), sum);
+    assert_eq!(String::from_utf8_lossy(rest), sha256sum(error_bytes));
     let record = outcome.record();
     let stdout = record.facts("output").find(|fact| fact["stream"] == "stdout").unwrap();
     let whole = Digest::of(&outcome.stdout).to_hex();
@@ -96,9 +95,9 @@ fn sixty_four_mib_pass_byte_for_byte_and_only_the_first_are_kept() {
     assert!(outcome.peak_rss_kib < 96 << 10, "{} KiB", outcome.peak_rss_kib);
 }
 
-fn piped(mut command: std::process::Command, bytes: &[u8]) -> String {
-    use std::io::Write;
-    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+fn sha256sum(bytes: &[u8]) -> String {
+    let mut child =
+        Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
 }

@@ -71,18 +71,16 @@ fn a_killed_hotcell_leaves_no_machine_and_an_incomplete_record() {
     assert!(String::from_utf8_lossy(&second.stderr).contains("choose another name"), "{second:?}");
     assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0, "the refused run left something");
 
-    let (vmm, entry, bundle) = (live.vmms()[0], live.registry_entry(), live.bundle());
+    let bundle = live.bundle();
     live.signal(Signal::KILL);
     let killed = Instant::now();
-    wait_until("the VMM's end", Duration::from_secs(5), || {
-        !std::path::Path::new(&format!("/proc/{vmm}")).exists() || live.vmms().is_empty()
-    });
+    wait_until("the VMM's end", Duration::from_secs(5), || live.vmms().is_empty());
     println!("VMM gone {:?} after SIGKILL of its owner", killed.elapsed());
     // The last block is sealed within its time, so the record reaches until shortly before.
     assert_eq!(verify(&bundle), 3, "not INCOMPLETE");
     let outcome = live.wait();
     assert_eq!((outcome.signal, outcome.report.is_none()), (Some(9), true), "{outcome:?}");
-    assert!(entry.exists(), "nobody was there to remove it");
+    // Also every start reaps, so that another test's may have come first.
     let reaped = hotcell().arg("reap").output().unwrap();
     assert!(reaped.status.success(), "{reaped:?}");
     outcome.assert_gone();

@@ -5,7 +5,7 @@ use crate::harness::{SOON, Slot, home, verify, vmms_of, warm_up};
 use hotcell_image::{Guest, Store};
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, RunReport, Runtime, Stdin};
+use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, Patience, RunReport, Runtime, Stdin};
 use hotcell_vm::{AccelChoice, QemuBackend, Registry};
 use std::fs;
 use std::io::{self, Write};
@@ -32,6 +32,7 @@ pub(crate) fn runtime(out: &Path, boot_deadline: Duration) -> Runtime {
         key: Arc::new(SigningKey::load_or_create(&home().join("state/key")).unwrap()),
         clock: Runtime::host_clock(),
         boot_deadline,
+        patience: Patience::default(),
         advisor: None,
     }
 }
@@ -61,7 +62,7 @@ pub(crate) fn busybox(run_id: &str, initramfs: Option<&Path>) -> (SealedSpec, Me
 fn assert_failed_and_gone(report: &RunReport, out: &Path) {
     assert_eq!(report.verdict.as_str(), "FAILED", "{report:?}");
     assert!(report.teardown.verified, "{report:?}");
-    assert_eq!(vmms_of(&report.run_id), []);
+    assert!(vmms_of(&report.run_id).is_empty());
     assert!(!home().join("state/live").join(&report.run_id).exists());
     assert_eq!(verify(&out.join(&report.run_id)), 0, "the record of a failure is a record");
 }
@@ -161,7 +162,7 @@ fn execs_in_one_run_keep_arguments_environment_and_streams_apart() {
     };
     let words = ["", "two\nlines", "it's \"quoted\" \\ $HOME `id`", "", "-n", "ünï", ""];
     let print = "for word in \"$@\"; do printf '<%s>' \"$word\"; done; echo err >&2";
-    let argv = ["/bin/sh", "-c", print, "sh"].iter().chain(&words).copied();
+    let argv = ["/bin/sh", "-c", print, "sh"].into_iter().chain(words);
     let (result, stdout, stderr) = exec(ExecRequest::new(argv), Stdin::Empty);
     assert_eq!(result.code, 0);
     assert_eq!(stdout, words.map(|word| format!("<{word}>")).concat());
