@@ -80,6 +80,11 @@ impl Session {
 
     /// Measures the image and seals the spec; nothing exists yet.
     pub(crate) fn prepare(&self, job: Job) -> Result<Prepared, Fatal> {
+        if job.policy.backend.kata != hotcell_policy::KataDraft::default() {
+            return Err(Fatal::failed(
+                "the policy has settings of [backend.kata], a backend that this version lacks: remove them",
+            ));
+        }
         let fingerprint =
             job.policy.profile.fingerprint.as_deref().map(Path::new).map(profile::read).transpose()?;
         let mut say = |text: &str| eprintln!("hotcell: {text}");
