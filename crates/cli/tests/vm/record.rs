@@ -14,8 +14,6 @@ pub(crate) struct Record {
 }
 
 pub(crate) struct Fact {
-    pub(crate) sequence: u64,
-    pub(crate) timestamp_ns: u64,
     pub(crate) value: Value,
 }
 
@@ -38,7 +36,7 @@ impl Record {
             }
             let object = fs::read(bundle.join("objects").join(args.to_hex())).ok()?;
             let value = serde_json::from_slice(&object).ok()?;
-            Some(Fact { sequence: event.sequence, timestamp_ns: event.timestamp_ns, value })
+            Some(Fact { value })
         });
         Record { facts: facts.collect(), events }
     }
