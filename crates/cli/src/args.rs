@@ -3,11 +3,15 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+const ENVIRONMENT: &str = "Environment:
+  HOTCELL_HOME  folder for state and cache; else $XDG_STATE_HOME/hotcell and $XDG_CACHE_HOME/hotcell
+  HOTCELL_QEMU  absolute path of the QEMU to use; else the qemu-system-x86_64 of the PATH";
+
 /// Runs an AI agent that nobody trusts in a fresh virtual machine with no way
 /// out, watches it from the host, proves that the machine is gone, and leaves a
 /// record that anybody can verify.
 #[derive(Debug, Parser)]
-#[command(name = "hotcell", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "hotcell", version, propagate_version = true, arg_required_else_help = true, after_help = ENVIRONMENT)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -16,6 +16,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) fn run(args: args::Run) -> Result<ExitCode, Fatal> {
+    let (json, name) = (args.json, args.name.clone().unwrap_or_default());
+    run_recorded(args).inspect_err(|fatal| {
+        // Whoever reads the last line gets an object also where nothing was begun.
+        if json {
+            print_json(&RunReport::refused(&name, &fatal.to_string()), false);
+        }
+    })
+}
+
+fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let mut policy = match &args.policy {
         Some(path) => read_policy(path)?,
         None => PolicyDraft::for_running_a_command(),
@@ -89,13 +99,15 @@ fn passing(stream: impl AsFd, line_open: Option<Arc<AtomicBool>>) -> Output {
 }
 
 pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
-    match report.verdict.as_str() {
-        "ALLOWED" => {}
-        "KILLED" => return KILLED,
-        _ => return FAILED,
+    if report.verdict.as_str() == "KILLED" {
+        return KILLED;
     }
+    // Also where the signal came before the machine was ready, and the run failed for it.
     if let Some(signal) = report.interrupted {
         return u8::try_from(128 + signal).unwrap_or(FAILED);
+    }
+    if report.verdict.as_str() != "ALLOWED" {
+        return FAILED;
     }
     if report.timed_out {
         return TIMED_OUT;

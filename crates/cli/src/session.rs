@@ -2,7 +2,7 @@
 //! an image name to a live [`Run`].
 
 use crate::exit::Fatal;
-use crate::home::{Home, find_program};
+use crate::home::{Home, find_qemu};
 use crate::profile;
 use hotcell_advisory::Fingerprint;
 use hotcell_image::{Guest, Store};
@@ -53,11 +53,7 @@ impl Session {
 
     /// What starts machines, and where their records go.
     pub(crate) fn runtime(&self, accel: AccelChoice, out: Option<PathBuf>) -> Result<Runtime, Fatal> {
-        let program = find_program("qemu-system-x86_64").ok_or_else(|| {
-            Fatal::failed(
-                "qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86",
-            )
-        })?;
+        let program = find_qemu().map_err(Fatal::failed)?;
         let registry = Registry::open(&self.home.registry()).map_err(Fatal::failed)?;
         // What a dead owner left would take memory and disk from this run.
         for left in registry.reap().map_err(Fatal::failed)? {
@@ -84,6 +80,11 @@ impl Session {
 
     /// Measures the image and seals the spec; nothing exists yet.
     pub(crate) fn prepare(&self, job: Job) -> Result<Prepared, Fatal> {
+        if job.policy.backend.kata != hotcell_policy::KataDraft::default() {
+            return Err(Fatal::failed(
+                "the policy has settings of [backend.kata], a backend that this version lacks: remove them",
+            ));
+        }
         let fingerprint =
             job.policy.profile.fingerprint.as_deref().map(Path::new).map(profile::read).transpose()?;
         let mut say = |text: &str| eprintln!("hotcell: {text}");

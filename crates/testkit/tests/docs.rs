@@ -96,7 +96,7 @@ fn is_path_of_names(word: &str) -> bool {
     let plain = |part: &&str| {
         !part.is_empty() && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
     };
-    parts.len() > 1 && parts.iter().all(|part| plain(part))
+    parts.len() > 1 && parts.iter().all(plain)
 }
 
 /// What is wrong with the tests that a page names.
