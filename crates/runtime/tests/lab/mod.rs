@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// What anything in these tests may take; only a bug takes so long.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
+pub(crate) const HANG: Duration = Duration::from_secs(120);
 /// The disk size of test runs.
 const DISK_MIB: u32 = 16;
 
