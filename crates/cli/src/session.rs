@@ -3,12 +3,14 @@
 
 use crate::exit::Fatal;
 use crate::home::{Home, find_qemu};
+use crate::profile;
+use hotcell_advisory::Fingerprint;
 use hotcell_image::{Guest, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{MeasuredBoot, Opinion, Patience, Runtime};
+use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
 use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +35,13 @@ pub(crate) struct Job {
     pub(crate) name: Option<String>,
     pub(crate) policy: PolicyDraft,
     pub(crate) argv: Vec<String>,
+}
+
+/// Measured and sealed.
+pub(crate) struct Prepared {
+    pub(crate) spec: SealedSpec,
+    pub(crate) boot: MeasuredBoot,
+    pub(crate) advisor: Advisor,
 }
 
 impl Session {
@@ -65,12 +74,14 @@ impl Session {
             clock: Runtime::host_clock(),
             boot_deadline,
             patience: Patience::default(),
-            advisor: Some(Arc::new(opinions)),
+            advisor: None,
         })
     }
 
     /// Measures the image and seals the spec; nothing exists yet.
-    pub(crate) fn prepare(&self, job: Job) -> Result<(SealedSpec, MeasuredBoot), Fatal> {
+    pub(crate) fn prepare(&self, job: Job) -> Result<Prepared, Fatal> {
+        let fingerprint =
+            job.policy.profile.fingerprint.as_deref().map(Path::new).map(profile::read).transpose()?;
         let mut say = |text: &str| eprintln!("hotcell: {text}");
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
@@ -104,17 +115,19 @@ impl Session {
         draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
         draft.binaries = Some(image.manifest.binaries().digest());
         boot.contents = Some(image.manifest);
+        draft.fingerprint = fingerprint.as_ref().map(Fingerprint::digest);
         let spec = draft.seal().map_err(Fatal::failed)?;
-        Ok((spec, boot))
+        let advisor: Advisor = Arc::new(move |ledger| opinions(ledger, fingerprint.as_ref()));
+        Ok(Prepared { spec, boot, advisor })
     }
 }
 
 /// The advisory layers' findings on a closed record.
-fn opinions(ledger: &ClosedLedger) -> Vec<Opinion> {
+fn opinions(ledger: &ClosedLedger, fingerprint: Option<&Fingerprint>) -> Vec<Opinion> {
     let text = |value: serde_json::Result<serde_json::Value>| {
         value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     };
-    match hotcell_advisory::assess(ledger, None) {
+    match hotcell_advisory::assess(ledger, fingerprint) {
         Ok(findings) => findings
             .into_iter()
             .map(|finding| Opinion {

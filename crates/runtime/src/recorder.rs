@@ -111,6 +111,10 @@ impl Recorder {
         for (actor, parent) in self.admission.still_live(self.fold.lineage()) {
             self.append(actor, Some(parent), Payload::ProcessExit { code: -9 }, None)?;
         }
+        if !self.fold.lineage().is_live(ActorId::VM) {
+            // Its beginning is not on record: something failed before it could be.
+            return Ok(());
+        }
         self.append(ActorId::VM, Some(ActorId::HOST), Payload::ProcessExit { code }, None)
     }
 
@@ -214,7 +218,8 @@ impl Recorder {
 
     /// What the record comes to where it can't be closed.
     pub(crate) fn abandon(self) -> (DerivedVerdict, Bundle) {
-        (self.fold.closing(), self.bundle)
+        // Without the end that nobody could write: a host that never ended is no reason of its own.
+        (self.fold.finish(), self.bundle)
     }
 
     fn append(
