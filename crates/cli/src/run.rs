@@ -99,14 +99,15 @@ fn passing(stream: impl AsFd, line_open: Option<Arc<AtomicBool>>) -> Output {
 }
 
 pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
-    if report.verdict.as_str() == "KILLED" {
+    let verdict = report.verdict.as_str();
+    if verdict == "KILLED" {
         return KILLED;
     }
-    // Also where the signal came before the machine was ready, and the run failed for it.
+    // Also before the machine was ready, where the verdict is FAILED: it is what the operator asked for.
     if let Some(signal) = report.interrupted {
         return u8::try_from(128 + signal).unwrap_or(FAILED);
     }
-    if report.verdict.as_str() != "ALLOWED" {
+    if verdict != "ALLOWED" {
         return FAILED;
     }
     if report.timed_out {

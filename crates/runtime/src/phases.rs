@@ -99,6 +99,13 @@ struct Registered {
 /// What will boot is recorded.
 struct Measured(Registered);
 
+/// Why nothing was measured.
+enum Unmeasured {
+    /// There was no room for a record, so there is none.
+    Refused(Box<RunReport>),
+    TornDown(Box<TornDown>),
+}
+
 /// A machine exists.
 pub(crate) struct Booted {
     pub(crate) runtime: Runtime,
@@ -142,7 +149,12 @@ pub(crate) fn drive(sealed: Sealed, calls: Receiver<Call>) -> RunReport {
         Ok(registered) => registered,
         Err(report) => return *report,
     };
-    let torn_down = match registered.measure().and_then(Measured::boot) {
+    let measured = match registered.measure() {
+        Ok(measured) => Ok(measured),
+        Err(Unmeasured::Refused(report)) => return *report,
+        Err(Unmeasured::TornDown(torn_down)) => Err(torn_down),
+    };
+    let torn_down = match measured.and_then(Measured::boot) {
         Ok(booted) => booted.attend(&calls).tear_down(),
         Err(torn_down) => *torn_down,
     };
@@ -204,11 +216,26 @@ impl Sealed {
 }
 
 impl Registered {
-    fn measure(mut self) -> Result<Measured, Box<TornDown>> {
+    fn measure(mut self) -> Result<Measured, Unmeasured> {
         match guarded(|| self.record_beginning()) {
             Ok(()) => Ok(Measured(self)),
-            Err(broken) => Err(Box::new(self.never_started(broken))),
+            // A disk that has no room for the beginning: nothing has happened that a record could tell of.
+            Err(Broken::Record(why)) => Err(Unmeasured::Refused(Box::new(self.refuse(&why)))),
+            Err(broken) => Err(Unmeasured::TornDown(Box::new(self.never_started(broken)))),
         }
+    }
+
+    fn refuse(self, why: &str) -> RunReport {
+        let Registered { spec, recorder, registration, .. } = self;
+        let (_, bundle) = recorder.abandon();
+        let dir = bundle.dir().display();
+        let error =
+            format!("can't write the bundle at {dir}: {why}. Choose a writable `--out` with space left");
+        bundle.discard();
+        let gone = registration.abandon().gone;
+        let mut report = RunReport::unrecorded(spec.run_id(), Verdict::Failed, error);
+        report.teardown.verified = gone;
+        report
     }
 
     fn record_beginning(&mut self) -> Result<(), RecordError> {

@@ -218,7 +218,8 @@ impl Recorder {
 
     /// What the record comes to where it can't be closed.
     pub(crate) fn abandon(self) -> (DerivedVerdict, Bundle) {
-        (self.fold.closing(), self.bundle)
+        // Without the end that nobody could write: a host that never ended is no reason of its own.
+        (self.fold.finish(), self.bundle)
     }
 
     fn append(

@@ -160,7 +160,7 @@ impl Attack {
         assert!(said.iter().all(|text| !text.is_empty()), "{name} does not say what it is");
         let expect = &attack.expect;
         assert!(
-            !expect.has.is_empty() || !expect.refused.is_empty(),
+            !expect.has.is_empty() || !expect.refused.is_empty() || !expect.facts.is_empty(),
             "{name}: an attack that has to show nothing proves nothing"
         );
         attack

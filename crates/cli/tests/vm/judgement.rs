@@ -2,6 +2,7 @@
 
 use crate::attacks::with_probe;
 use crate::harness::{Job, PATIENCE, Slot, home, hotcell, vmms_of, wait_until, warm_up};
+use rustix::process::Signal;
 use serde_json::json;
 use std::fs;
 use std::process::Stdio;
@@ -13,7 +14,7 @@ fn a_clean_run_asks_for_what_it_was_granted() {
     let script = "hotcell-request file-write /workspace/report.txt 'the task' && echo done >report.txt && cat report.txt";
     let outcome = Job::sh(script).policy(policy).run();
     outcome.assert_allowed(0);
-    assert_eq!(outcome.text(), "allow: write_path\ndone\n");
+    assert_eq!(outcome.text(), "allow: write_exact\ndone\n");
     assert_eq!(outcome.report("/advisory"), &json!([]));
     let record = outcome.record();
     assert_eq!(record.decisions(), [true]);
@@ -45,16 +46,16 @@ fn a_breach_of_the_read_only_root_is_denied_and_packages_wait_for_a_rebuild() {
 
 #[test]
 fn a_burst_of_denials_kills_while_the_command_runs() {
-    let script = "echo up; for door in a b c d e f g; do hotcell-request net-egress $door.example:443; done; sleep 150; echo never";
+    let script = "echo up; for door in a b c d e f g; do hotcell-request net-egress $door.example:443; done; sleep 150; echo SURVIVED";
     let outcome = Job::sh(script).run();
-    outcome.assert_killed(&["denial_burst"]);
+    outcome.assert_killed(&["denial_burst", "denial_ewma"]);
     assert_eq!(outcome.report("/kill/absolute"), false);
-    assert!(outcome.text().starts_with("up\n") && !outcome.text().contains("never"), "{outcome:?}");
+    assert!(outcome.text().starts_with("up\n") && !outcome.text().contains("SURVIVED"), "{outcome:?}");
     assert!(outcome.after_ready() < Duration::from_secs(30), "well before its end: {outcome:?}");
     let record = outcome.record();
     assert_eq!(record.decisions(), [false; 5], "nothing is decided after the kill");
     let kill = record.fact("kill");
-    assert_eq!(kill["reasons"], json!(["denial_burst"]));
+    assert_eq!(kill["reasons"], json!(["denial_burst", "denial_ewma"]));
     // It names the decision that tripped it, the fifth.
     let tripping = &record.events[usize::try_from(kill["at_sequence"].as_u64().unwrap()).unwrap()];
     assert!(matches!(tripping.payload, hotcell_ledger::Payload::CapabilityRequest { .. }), "{tripping:?}");
@@ -95,8 +96,17 @@ fn a_legitimate_run_of_many_actors_is_left_alone() {
 #[test]
 fn a_concealed_narrative_is_a_finding_and_never_a_kill() {
     let policy = "exec.workspace = \"allow\"\n[capabilities]\nwrite_trees = [\"/workspace\"]\nspawn = true\n";
-    // The process is dead before the init can tell of the answers in its exec's name.
-    let outcome = with_probe("exec ./probe conceal").policy(policy).run();
+    // The init tells of every answer in the name of the exec that asked, so that a workload can't keep it
+    // from telling; but one that asks and dies, while the host is slow to answer, is told of after its end,
+    // and that is refused. The host is made slow here: it stands still while the workload asks and dies.
+    let live = with_probe("echo up; sleep 2; exec ./probe conceal").policy(policy).start();
+    live.wait_for("up\n");
+    live.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(5));
+    live.signal(Signal::CONT);
+    let outcome = live.wait();
+    outcome.assert_gone();
+    assert_eq!(outcome.verify(), 0, "{outcome:?}");
     outcome.assert_allowed(137);
     let decided = outcome.record().decisions().len();
     let findings = outcome.report("/advisory").as_array().unwrap();

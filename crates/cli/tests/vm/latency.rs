@@ -32,7 +32,7 @@ fn kill_latency_over_twenty_kills() {
         });
         let outcome = live.wait();
         let gone_ns = watcher.join().unwrap();
-        outcome.assert_killed(&["denial_burst"]);
+        outcome.assert_killed(&["denial_burst", "denial_ewma"]);
         let record = outcome.record();
         let at = record.fact("kill")["at_sequence"].as_u64().unwrap();
         let tripped_ns = record.events[usize::try_from(at).unwrap()].timestamp_ns;

@@ -1,6 +1,6 @@
 //! Hotcell is told to stop, or is killed itself.
 
-use crate::harness::{Job, Live, SOON, hotcell, verify, wait_until};
+use crate::harness::{Job, Live, SOON, home, hotcell, verify, wait_until};
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
@@ -80,9 +80,13 @@ fn a_killed_hotcell_leaves_no_machine_and_an_incomplete_record() {
     assert_eq!(verify(&bundle), 3, "not INCOMPLETE");
     let outcome = live.wait();
     assert_eq!((outcome.signal, outcome.report.is_none()), (Some(9), true), "{outcome:?}");
-    // Also every start reaps, so that another test's may have come first.
-    let reaped = hotcell().arg("reap").output().unwrap();
-    assert!(reaped.status.success(), "{reaped:?}");
+    // Every start reaps as well: another test's may be at it this moment, and then this one passes it by.
+    let entry = home().join("state/live").join(&outcome.run_id);
+    wait_until("the end of the entry", SOON, || {
+        let reaped = hotcell().arg("reap").output().unwrap();
+        assert!(reaped.status.success(), "{reaped:?}");
+        !entry.exists()
+    });
     outcome.assert_gone();
     assert_eq!(outcome.verify(), 3);
 }
