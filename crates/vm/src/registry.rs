@@ -45,6 +45,9 @@ pub struct Entry {
     pub vmm: Option<ProcessId>,
     /// Where its bundle is written.
     pub bundle: PathBuf,
+    /// Its cgroups; written down before they are made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cgroups: Vec<PathBuf>,
 }
 
 /// Why a run can't be registered.
@@ -107,6 +110,7 @@ impl Registry {
             owner: ProcessId::of(std::process::id() as i32),
             vmm: None,
             bundle: bundle.to_owned(),
+            cgroups: Vec::new(),
         };
         let made = lock(&new).and_then(|lock| write_entry(&new, &entry).map(|()| lock));
         let named = made.and_then(|lock| {
@@ -150,6 +154,12 @@ impl Registration {
     /// The disk refuses.
     pub fn record_vmm(&mut self, vmm: ProcessId) -> Result<(), RegistryError> {
         self.entry.vmm = Some(vmm);
+        write_entry(&self.dir, &self.entry).map_err(io_error(&self.dir))
+    }
+
+    /// Writes down the run's cgroups, before they are made.
+    pub(crate) fn record_cgroups(&mut self, cgroups: Vec<PathBuf>) -> Result<(), RegistryError> {
+        self.entry.cgroups = cgroups;
         write_entry(&self.dir, &self.entry).map_err(io_error(&self.dir))
     }
 
