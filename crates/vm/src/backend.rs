@@ -169,13 +169,8 @@ pub enum StartError {
     #[error("can't put the VMM into its jail: {0}")]
     Jail(#[from] hotcell_sys::host::JailError),
     /// The running VMM is less confined than this host can confine it.
-    #[error("the VMM is not confined as this host can confine it: {lacking} (it is: {measured})")]
-    WeakJail {
-        /// The parts.
-        lacking: String,
-        /// What was measured.
-        measured: String,
-    },
+    #[error("the VMM is not confined as this host can confine it; it lacks {0}")]
+    WeakJail(String),
     /// The workspace disk can't be made.
     #[error(transparent)]
     Disk(#[from] DiskError),

@@ -210,6 +210,10 @@ fn end(process: &ProcessId, run_id: &str, registry: &Path, actions: &mut Vec<Str
         actions.push(format!("VMM {pid} went meanwhile"));
         return true;
     }
+    if process.is_zombie() {
+        actions.push(format!("VMM {pid} has ended"));
+        return true;
+    }
     if marker(pid, registry).as_deref() != Some(run_id) {
         actions.push(format!("process {pid} does not carry the mark of this run: left alone"));
         return true;

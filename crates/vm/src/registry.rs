@@ -75,7 +75,7 @@ pub enum RegistryError {
 #[must_use = "a registration that is dropped leaves its entry for the reaper"]
 pub struct Registration {
     dir: PathBuf,
-    entry: Entry,
+    entry: Box<Entry>,
     _lock: File,
 }
 
@@ -118,7 +118,7 @@ impl Registry {
             Ok(lock)
         });
         match named {
-            Ok(lock) => Ok(Registration { dir, entry, _lock: lock }),
+            Ok(lock) => Ok(Registration { dir, entry: Box::new(entry), _lock: lock }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&new);
                 match error.kind() {

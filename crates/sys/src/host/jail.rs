@@ -126,6 +126,8 @@ pub struct JailPlan {
     pub filter: Option<Filter>,
     /// `cgroup.procs` files, open for writing, that the child enters.
     pub cgroups: Vec<OwnedFd>,
+    /// Open files that the child gets under their own numbers. Nothing else is inherited, beside its standard streams.
+    pub inherit: Vec<OwnedFd>,
     /// Does everything but execute the program.
     pub rehearsal: bool,
 }
@@ -136,6 +138,8 @@ pub struct JailPlan {
 pub enum Stage {
     /// Nothing was begun.
     Fork = 1,
+    /// Choosing the open files that it gets.
+    Descriptors,
     /// Entering the cgroups.
     Cgroups,
     /// Making the user namespace.
@@ -159,8 +163,9 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Stage; 11] = [
+    const ALL: [Stage; 12] = [
         Stage::Fork,
+        Stage::Descriptors,
         Stage::Cgroups,
         Stage::UserNamespace,
         Stage::Namespaces,
@@ -177,6 +182,7 @@ impl Stage {
     pub const fn as_str(self) -> &'static str {
         match self {
             Stage::Fork => "starting a process",
+            Stage::Descriptors => "choosing its open files",
             Stage::Cgroups => "entering the cgroups",
             Stage::UserNamespace => "making a user namespace",
             Stage::Namespaces => "making namespaces",
@@ -349,6 +355,7 @@ struct Walls {
     limits: Vec<(u32, u64)>,
     filter: Option<Filter>,
     cgroups: Vec<OwnedFd>,
+    inherit: Vec<OwnedFd>,
     rehearsal: bool,
 }
 
@@ -458,12 +465,15 @@ impl Walls {
             limits: plan.limits,
             filter: plan.filter,
             cgroups: plan.cgroups,
+            inherit: plan.inherit,
             rehearsal: plan.rehearsal,
         })
     }
 
     /// From the forked process to the child in its jail; in the middle process it does not return.
     fn enter(&self) -> io::Result<()> {
+        self.stage(Stage::Descriptors);
+        self.choose_descriptors()?;
         self.stage(Stage::Cgroups);
         for procs in &self.cgroups {
             write_all(procs.as_raw_fd(), b"0")?;
@@ -512,6 +522,23 @@ impl Walls {
         self.stage(Stage::Execute);
         if self.rehearsal {
             return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+        }
+        Ok(())
+    }
+
+    /// Whoever started Hotcell may have left files open in it that are none of the child's business.
+    fn choose_descriptors(&self) -> io::Result<()> {
+        // SAFETY: plain system calls; the descriptors are open for as long as the plan exists.
+        unsafe {
+            check(libc::syscall(
+                libc::SYS_close_range,
+                3 as libc::c_ulong,
+                libc::c_uint::MAX as libc::c_ulong,
+                libc::CLOSE_RANGE_CLOEXEC as libc::c_ulong,
+            ))?;
+            for descriptor in &self.inherit {
+                check(libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, 0).into())?;
+            }
         }
         Ok(())
     }
@@ -776,6 +803,31 @@ mod tests {
         child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!(said.trim(), "NoNewPrivs:\t1");
         assert_eq!(child.wait().unwrap().code(), Some(7));
+    }
+
+    #[test]
+    fn only_what_is_given_is_inherited() {
+        let (given, stray) = (io::pipe().unwrap().0, io::pipe().unwrap().0);
+        rustix::io::fcntl_setfd(&stray, rustix::io::FdFlags::empty()).unwrap();
+        let numbers = (given.as_raw_fd(), stray.as_raw_fd());
+        let listing = |jailed: bool, given: OwnedFd| {
+            let mut command = Command::new("/bin/ls");
+            command.arg("/proc/self/fd").stdout(Stdio::piped());
+            let mut said = String::new();
+            if jailed {
+                let plan = JailPlan { inherit: vec![given], ..JailPlan::default() };
+                let mut child = spawn_jailed(command, plan).unwrap();
+                child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+                child.wait().unwrap();
+            } else {
+                said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+            }
+            said.lines().map(|line| line.parse::<i32>().unwrap()).collect::<Vec<_>>()
+        };
+        let control = listing(false, given.try_clone().unwrap().into());
+        assert!(control.contains(&numbers.1), "a plain child gets the stray file: {control:?}");
+        let jailed = listing(true, given.into());
+        assert!(jailed.contains(&numbers.0) && !jailed.contains(&numbers.1), "{jailed:?}");
     }
 
     #[test]

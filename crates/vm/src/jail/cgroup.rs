@@ -95,7 +95,7 @@ fn hierarchies(mountinfo: &str, cgroup: &str) -> Vec<Hierarchy> {
                 2 => names.is_empty(),
                 _ => !names.is_empty() && names.split(',').all(|name| options.split(',').any(|o| o == name)),
             };
-            here.then(|| (names, path))
+            here.then_some((names, path))
         });
         let Some((names, path)) = place else { continue };
         // A mount shows the tree from `root` down.

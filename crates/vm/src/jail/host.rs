@@ -177,6 +177,7 @@ impl HostJail {
             limits: vec![(libc_limits::CORE, 0), (libc_limits::NOFILE, MAX_FILES)],
             filter: Some(vmm_filter().map_err(|error| StartError::NotBegun(format!("{error:?}")))?),
             cgroups: Vec::new(),
+            inherit: Vec::new(),
             rehearsal: false,
         })
     }
@@ -188,7 +189,7 @@ impl HostJail {
         let parts = measured.parts(rustix::process::geteuid().as_raw());
         let weak: Vec<&str> = self.promise().filter(|part| !parts.contains(part)).map(Part::as_str).collect();
         if !weak.is_empty() {
-            return Err(StartError::WeakJail { lacking: weak.join(", "), measured: measured.to_string() });
+            return Err(StartError::WeakJail(format!("{} (it has {measured})", weak.join(", "))));
         }
         Ok(Jail::Measured { measured: Box::new(measured), missing: self.missing.clone() })
     }

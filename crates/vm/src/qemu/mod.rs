@@ -138,19 +138,16 @@ impl Parts {
         command.args(&argv).env_clear().current_dir("/");
         command.env(REGISTRY_VARIABLE, dir.parent().unwrap_or(&dir));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        host::inherit(
-            &mut command,
-            vec![
-                kernel.into(),
-                initramfs.into(),
-                root.into(),
-                workspace.into(),
-                channel_far.into(),
-                qmp_far.into(),
-            ],
-        );
-        let (walls, made) = backend.jail.plan(program, registration, plan)?;
+        let (mut walls, made) = backend.jail.plan(program, registration, plan)?;
         *cgroups = made;
+        walls.inherit = vec![
+            kernel.into(),
+            initramfs.into(),
+            root.into(),
+            workspace.into(),
+            channel_far.into(),
+            qmp_far.into(),
+        ];
         let mut child = spawn_jailed(command, walls).map_err(|error| match error.stage {
             host::Stage::Execute => StartError::NoVmm { program: program.to_owned(), source: error.source },
             _ => StartError::Jail(error),
