@@ -55,6 +55,9 @@ pub(crate) struct Run {
     /// What executes guest code: KVM where it really works, else TCG.
     #[arg(long, value_enum, default_value_t = Accel::Auto)]
     pub(crate) accel: Accel,
+    /// How the process that makes the machine is held: what the host gives, or all of it.
+    #[arg(long, value_enum, default_value_t = Jail::Auto)]
+    pub(crate) jail: Jail,
     /// Name of the run: 8 to 64 of a-z 0-9 -, beginning with a letter or digit.
     #[arg(long, value_name = "ID")]
     pub(crate) name: Option<String>,
@@ -86,6 +89,14 @@ pub(crate) enum Accel {
     Kvm,
     /// QEMU's translator.
     Tcg,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Jail {
+    /// All that the host can give; what it can't is said and recorded.
+    Auto,
+    /// Every part, or no run.
+    Required,
 }
 
 #[derive(Debug, Args)]

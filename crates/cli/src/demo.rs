@@ -5,7 +5,7 @@ use crate::exit::Fatal;
 use crate::session::{Job, Prepared, Session};
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{ExecIo, RunReport, Runtime};
-use hotcell_vm::AccelChoice;
+use hotcell_vm::{AccelChoice, JailChoice};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -58,7 +58,7 @@ const SCENES: [Scene; 3] = [
 
 pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
-    let runtime = session.runtime(AccelChoice::Auto, args.out)?;
+    let runtime = session.runtime(AccelChoice::Auto, JailChoice::Auto, args.out)?;
     println!(
         "Three agents, each in a fresh virtual machine without a network (QEMU under {}).",
         runtime.acceleration.accel

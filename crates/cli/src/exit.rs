@@ -9,6 +9,7 @@
 //! | `run` | 125 | FAILED: Hotcell could not do it |
 //! | `run` | 128+n | stopped by signal n |
 //! | `verify` | 0, 1, 3 | intact, not intact, incomplete |
+//! | `doctor` | 0, 125 | a run is possible here, or not |
 
 use std::process::ExitCode;
 

@@ -53,7 +53,7 @@ impl Home {
 }
 
 /// A program on the caller's PATH or in the places where distributions put it.
-fn find_program(name: &str) -> Option<PathBuf> {
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec"];
     env::split_paths(&path)

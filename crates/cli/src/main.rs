@@ -4,6 +4,7 @@
 
 mod args;
 mod demo;
+mod doctor;
 mod exit;
 mod home;
 mod profile;
@@ -35,7 +36,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
         args::Command::Profile(args::Profile::Absorb { bundles, out }) => profile::absorb(&bundles, &out),
         args::Command::Ps(args) => registry::ps(args.json),
         args::Command::Reap(args) => registry::reap(args.json),
+        args::Command::Doctor(args) => doctor::doctor(args.json),
         args::Command::Key => verify::key(),
-        _ => Err(Fatal::usage("not yet")),
     }
 }

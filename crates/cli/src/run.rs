@@ -5,7 +5,7 @@ use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
-use hotcell_vm::AccelChoice;
+use hotcell_vm::{AccelChoice, JailChoice};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::File;
 use std::io::{self, Write};
@@ -34,7 +34,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
         policy.limits.timeout_s = timeout;
     }
     let session = Session::open()?;
-    let mut runtime = session.runtime(args.accel.into(), args.out)?;
+    let mut runtime = session.runtime(args.accel.into(), args.jail.into(), args.out)?;
     let job = Job { image: args.image, name: args.name, policy, argv: args.argv };
     let Prepared { spec, boot, advisor } = session.prepare(job)?;
     runtime.advisor = Some(advisor);
@@ -145,6 +145,15 @@ fn print_json(report: &RunReport, line_open: bool) {
     let start = if line_open { "\n" } else { "" };
     // A caller who closed stdout does not want it.
     let _ = io::stdout().write_all(format!("{start}{json}\n").as_bytes());
+}
+
+impl From<args::Jail> for JailChoice {
+    fn from(jail: args::Jail) -> JailChoice {
+        match jail {
+            args::Jail::Auto => JailChoice::Auto,
+            args::Jail::Required => JailChoice::Required,
+        }
+    }
 }
 
 impl From<args::Accel> for AccelChoice {

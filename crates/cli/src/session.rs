@@ -9,7 +9,7 @@ use hotcell_image::{Guest, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
-use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
+use hotcell_vm::{AccelChoice, Acceleration, JailChoice, QemuBackend, Registry};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,12 @@ impl Session {
     }
 
     /// What starts machines, and where their records go.
-    pub(crate) fn runtime(&self, accel: AccelChoice, out: Option<PathBuf>) -> Result<Runtime, Fatal> {
+    pub(crate) fn runtime(
+        &self,
+        accel: AccelChoice,
+        jail: JailChoice,
+        out: Option<PathBuf>,
+    ) -> Result<Runtime, Fatal> {
         let program = find_qemu().map_err(Fatal::failed)?;
         let registry = Registry::open(&self.home.registry()).map_err(Fatal::failed)?;
         // What a dead owner left would take memory and disk from this run.
@@ -66,7 +71,7 @@ impl Session {
         };
         Ok(Runtime {
             registry,
-            backend: Arc::new(QemuBackend::new(program)),
+            backend: Arc::new(QemuBackend::new(program, jail).map_err(Fatal::failed)?),
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
             cache: self.home.cache().to_owned(),

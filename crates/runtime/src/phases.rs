@@ -373,7 +373,7 @@ impl Measured {
 
 fn record_machine(recorder: &mut Recorder, facts: &VmmFacts) -> Result<(), RecordError> {
     recorder.vm_spawned(facts.executable, &facts.argv)?;
-    let details = BTreeMap::from([
+    let mut details = BTreeMap::from([
         ("accel_why".to_owned(), facts.acceleration.why.clone()),
         ("devices".to_owned(), facts.devices.join(" ")),
         ("root_read_only".to_owned(), facts.root_read_only.to_string()),
@@ -381,10 +381,11 @@ fn record_machine(recorder: &mut Recorder, facts: &VmmFacts) -> Result<(), Recor
         ("version".to_owned(), facts.version.clone()),
         ("vmm_pid".to_owned(), facts.process.pid.to_string()),
     ]);
+    details.extend(facts.jail.details());
     recorder.host(&HostFact::Isolation {
         backend: facts.backend.into(),
         accel: facts.acceleration.accel.to_string(),
-        jail: facts.jail.clone(),
+        jail: facts.jail.to_string(),
         details,
     })
 }
@@ -454,7 +455,7 @@ impl TornDown {
             run_report.isolation = Isolation {
                 backend: facts.backend.into(),
                 accel: facts.acceleration.accel.to_string(),
-                jail: facts.jail.clone(),
+                jail: facts.jail.to_string(),
             };
         }
         let checks = report.checks.iter().map(|check| Check {

@@ -56,6 +56,13 @@ pub struct Acceleration {
 )]
 pub struct AccelRefused(String);
 
+impl AccelRefused {
+    /// Why it is not to be had.
+    pub fn why(&self) -> &str {
+        &self.0
+    }
+}
+
 impl AccelChoice {
     /// Decides, by trying KVM where it matters.
     ///

@@ -9,6 +9,7 @@
 use crate::accel::Acceleration;
 use crate::console::Captured;
 use crate::disk::{DiskError, Workspace};
+use crate::jail::Jail;
 use crate::process::ProcessId;
 use crate::registry::{Registration, RegistryError};
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
@@ -70,7 +71,7 @@ pub struct VmmFacts {
     /// Accelerator and why.
     pub acceleration: Acceleration,
     /// How the VMM itself is confined.
-    pub jail: String,
+    pub jail: Jail,
     /// The VMM's own list of devices.
     pub devices: Vec<String>,
     /// Devices of that list that were not asked for: a network card would be one.
@@ -164,6 +165,12 @@ pub enum StartError {
     /// The root image is not attached read-only.
     #[error("the VMM holds the root image writable")]
     WritableRoot,
+    /// The VMM can't be put behind walls that this host gave when it was asked.
+    #[error("can't put the VMM into its jail: {0}")]
+    Jail(#[from] hotcell_sys::host::JailError),
+    /// The running VMM is less confined than this host can confine it.
+    #[error("the VMM is not confined as this host can confine it; it lacks {0}")]
+    WeakJail(String),
     /// The workspace disk can't be made.
     #[error(transparent)]
     Disk(#[from] DiskError),

@@ -23,6 +23,13 @@ impl ProcessId {
         Some(ProcessId { pid, start_ticks: start_ticks(pid)?, boot_id: boot_id()? })
     }
 
+    /// Whether this very process has ended and only its parent has not asked yet.
+    pub fn is_zombie(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let state = stat.rfind(')').and_then(|end| stat.get(end + 1..)?.split_ascii_whitespace().next());
+        state == Some("Z") && self.exists()
+    }
+
     /// Whether this very process still exists (a zombie does).
     pub fn exists(&self) -> bool {
         boot_id().as_deref() == Some(&self.boot_id) && start_ticks(self.pid) == Some(self.start_ticks)
@@ -50,6 +57,14 @@ mod tests {
         let me = ProcessId::of(std::process::id() as i32).unwrap();
         assert!(me.exists());
         assert!(!ProcessId { start_ticks: me.start_ticks + 1, ..me.clone() }.exists());
+        assert!(!me.is_zombie());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let ended = ProcessId::of(child.id() as i32).unwrap();
+        while !ended.is_zombie() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!ended.is_zombie() && !ended.exists());
         assert!(!ProcessId { boot_id: "another".into(), ..me }.exists());
         assert_eq!(ProcessId::of(i32::MAX), None);
     }

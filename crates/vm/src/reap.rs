@@ -11,6 +11,7 @@
 //! A registry whose entries are gone is survived: VMMs of this registry are found
 //! by their marker, in their own argv and environment.
 
+use crate::jail::{members_of, remove_if_ours};
 use crate::process::ProcessId;
 use crate::qemu::{NAME_PREFIX, REGISTRY_VARIABLE};
 use crate::registry::{Entry, HIDDEN, Registry, RegistryError, read_entry};
@@ -84,7 +85,9 @@ impl Registry {
                 continue;
             }
             let mut actions = vec![format!("VMM {} runs without an entry", pid.pid)];
-            let clean = end(&pid, &run_id, self.path(), &mut actions);
+            let cgroups = members_of(&pid, &run_id);
+            let mut clean = end(&pid, &run_id, self.path(), &mut actions);
+            clean &= remove_cgroups(&cgroups, &run_id, &mut actions);
             all.push(Reaped { run_id, actions, clean });
         }
         all.sort_by(|a, b| a.run_id.cmp(&b.run_id));
@@ -133,6 +136,12 @@ fn reap_entry(dir: &Path, registry: &Path) -> Reaped {
     for (process, _) in marked(registry).into_iter().filter(|(_, marker)| *marker == run_id) {
         clean &= end(&process, &run_id, registry, &mut actions);
     }
+    if clean
+        && let Some(entry) = &entry
+        && entry.run_id == run_id
+    {
+        clean &= remove_cgroups(&entry.cgroups, &run_id, &mut actions);
+    }
     if let Some(entry) = entry.filter(|entry| entry.run_id == run_id)
         && clean
         && entry.bundle.join("ledger.ames").is_file()
@@ -162,6 +171,22 @@ fn reap_entry(dir: &Path, registry: &Path) -> Reaped {
     Reaped { run_id, actions, clean }
 }
 
+/// Removes a run's cgroups; whether none of them is left.
+fn remove_cgroups(cgroups: &[PathBuf], run_id: &str, actions: &mut Vec<String>) -> bool {
+    let mut clean = true;
+    for dir in cgroups {
+        match remove_if_ours(dir, run_id) {
+            None => {}
+            Some(Ok(())) => actions.push(format!("cgroup {} removed", dir.display())),
+            Some(Err(why)) => {
+                clean = false;
+                actions.push(why);
+            }
+        }
+    }
+    clean
+}
+
 /// Ends this very process if it is a VMM of this run; says what it did. Whether nothing of it is left.
 fn end(process: &ProcessId, run_id: &str, registry: &Path, actions: &mut Vec<String>) -> bool {
     let pid = process.pid;
@@ -183,6 +208,10 @@ fn end(process: &ProcessId, run_id: &str, registry: &Path, actions: &mut Vec<Str
     // Asked again with the descriptor open: from here on the number can't change hands.
     if !process.exists() {
         actions.push(format!("VMM {pid} went meanwhile"));
+        return true;
+    }
+    if process.is_zombie() {
+        actions.push(format!("VMM {pid} has ended"));
         return true;
     }
     if marker(pid, registry).as_deref() != Some(run_id) {

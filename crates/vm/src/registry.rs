@@ -45,6 +45,9 @@ pub struct Entry {
     pub vmm: Option<ProcessId>,
     /// Where its bundle is written.
     pub bundle: PathBuf,
+    /// Its cgroups; written down before they are made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cgroups: Vec<PathBuf>,
 }
 
 /// Why a run can't be registered.
@@ -72,7 +75,7 @@ pub enum RegistryError {
 #[must_use = "a registration that is dropped leaves its entry for the reaper"]
 pub struct Registration {
     dir: PathBuf,
-    entry: Entry,
+    entry: Box<Entry>,
     _lock: File,
 }
 
@@ -107,6 +110,7 @@ impl Registry {
             owner: ProcessId::of(std::process::id() as i32),
             vmm: None,
             bundle: bundle.to_owned(),
+            cgroups: Vec::new(),
         };
         let made = lock(&new).and_then(|lock| write_entry(&new, &entry).map(|()| lock));
         let named = made.and_then(|lock| {
@@ -114,7 +118,7 @@ impl Registry {
             Ok(lock)
         });
         match named {
-            Ok(lock) => Ok(Registration { dir, entry, _lock: lock }),
+            Ok(lock) => Ok(Registration { dir, entry: Box::new(entry), _lock: lock }),
             Err(error) => {
                 let _ = fs::remove_dir_all(&new);
                 match error.kind() {
@@ -151,6 +155,12 @@ impl Registration {
     /// The disk refuses.
     pub fn record_vmm(&mut self, vmm: ProcessId) -> Result<(), RegistryError> {
         self.entry.vmm = Some(vmm);
+        write_entry(&self.dir, &self.entry).map_err(io_error(&self.dir))
+    }
+
+    /// Writes down the run's cgroups, before they are made.
+    pub(crate) fn record_cgroups(&mut self, cgroups: Vec<PathBuf>) -> Result<(), RegistryError> {
+        self.entry.cgroups = cgroups;
         write_entry(&self.dir, &self.entry).map_err(io_error(&self.dir))
     }
 

@@ -26,7 +26,7 @@ fn qemu() -> PathBuf {
 pub(crate) fn runtime(out: &Path, boot_deadline: Duration) -> Runtime {
     Runtime {
         registry: Registry::open(&home().join("state/live")).unwrap(),
-        backend: Arc::new(QemuBackend::new(qemu())),
+        backend: Arc::new(QemuBackend::new(qemu(), hotcell_vm::JailChoice::Auto).unwrap()),
         acceleration: AccelChoice::Tcg.resolve().unwrap(),
         out: out.to_owned(),
         cache: home().join("cache"),

@@ -1,10 +1,12 @@
-//! What the host side needs of the kernel: starting a child that dies with its
-//! owner, the time-stamp counter's rate, and whether KVM really runs code.
+//! What the host side needs of the kernel: starting a child behind walls that
+//! dies with its owner, the time-stamp counter's rate, and whether KVM really runs code.
 
-mod child;
+mod jail;
 mod kvm;
 mod tsc;
+mod vmm_filter;
 
-pub use child::{die_with_owner, inherit};
+pub use jail::{Identity, JailError, JailPlan, JailedChild, Namespace, Place, Stage, rehearse, spawn_jailed};
 pub use kvm::{KvmProbe, probe_kvm};
 pub use tsc::tsc_khz;
+pub use vmm_filter::vmm_filter;

@@ -25,6 +25,8 @@ pub(super) struct Descriptors {
 pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -> Vec<String> {
     let mut args: Vec<String> = Vec::new();
     let mut put = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
+    // Stopped until it was looked at: nothing of the guest runs in a machine that is refused.
+    put(&["-S"]);
     put(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
     put(&["-name", &format!("{NAME_PREFIX}{}", plan.run_id)]);
     let accel = plan.acceleration.accel;

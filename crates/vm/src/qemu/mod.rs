@@ -15,23 +15,25 @@ pub use qmp::QmpError;
 
 use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
 use crate::console::{Captured, Console};
+use crate::jail::{HostJail, Jail, JailChoice, JailRefused, RunCgroups};
 use crate::process::ProcessId;
 use crate::registry::Registration;
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
 use args::Descriptors;
 use hotcell_ledger::Digest;
-use hotcell_sys::host;
+use hotcell_sys::host::{self, JailedChild, spawn_jailed};
 use qmp::Qmp;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use serde_json::{Value, json};
-use std::fs::File;
-use std::io;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Seek};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The VMM's environment has this variable alone: which registry it belongs to.
@@ -49,12 +51,23 @@ const LAST_WORDS_DEADLINE: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug)]
 pub struct QemuBackend {
     program: PathBuf,
+    jail: HostJail,
 }
 
 impl QemuBackend {
-    /// A backend that starts this `qemu-system-x86_64`.
-    pub fn new(program: PathBuf) -> QemuBackend {
-        QemuBackend { program }
+    /// A backend that starts this `qemu-system-x86_64`, in the jail that this host
+    /// gives: that is found out here, by trying.
+    ///
+    /// # Errors
+    /// The whole jail is required and the host can't give it.
+    pub fn new(program: PathBuf, choice: JailChoice) -> Result<QemuBackend, JailRefused> {
+        let jail = HostJail::try_out(&program).accept(choice)?;
+        Ok(QemuBackend { program, jail })
+    }
+
+    /// What this host gives for a jail.
+    pub fn jail(&self) -> &HostJail {
+        &self.jail
     }
 }
 
@@ -63,23 +76,25 @@ impl VmBackend for QemuBackend {
         "qemu"
     }
 
-    fn start(&self, registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed> {
+    fn start(&self, mut registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed> {
         let begun = Instant::now();
-        match Parts::spawn(&self.program, registration.dir(), &plan) {
+        let mut cgroups = RunCgroups::default();
+        match Parts::spawn(self, &mut registration, &mut cgroups, &plan) {
             Err(error) => {
+                let mut checks = vec![Check::never_started()];
+                checks.extend(cgroups.remove());
                 let ms = begun.elapsed().as_millis() as u64;
-                let report = TeardownReport { checks: vec![Check::never_started()], ms };
+                let report = TeardownReport { checks, ms };
                 Err(StartFailed { error, teardown: registration.conclude(report) })
             }
-            Ok(parts) => parts.finish_start(registration, plan),
+            Ok(parts) => parts.finish_start(registration, cgroups, plan),
         }
     }
 }
 
 /// A spawned VMM that has not been checked yet.
 struct Parts {
-    child: Child,
-    pidfd: OwnedFd,
+    child: JailedChild,
     process: ProcessId,
     console: Console,
     messages: Console,
@@ -87,17 +102,30 @@ struct Parts {
     qmp: UnixStream,
     program: PathBuf,
     argv: Vec<String>,
+    jail: HostJail,
 }
 
 impl Parts {
-    fn spawn(program: &Path, dir: &Path, plan: &VmPlan) -> Result<Parts, StartError> {
+    fn spawn(
+        backend: &QemuBackend,
+        registration: &mut Registration,
+        cgroups: &mut RunCgroups,
+        plan: &VmPlan,
+    ) -> Result<Parts, StartError> {
+        let program = backend.program.as_path();
+        let dir = registration.dir().to_owned();
         let io_error = |doing| move |source: io::Error| StartError::Io { doing, source };
         let workspace = plan.workspace.copy_to(&dir.join("workspace.img"))?;
         let (channel, channel_far) = UnixStream::pair().map_err(io_error("make the channel"))?;
         let (qmp, qmp_far) = UnixStream::pair().map_err(io_error("make the control channel"))?;
         let given = |file: &File| file.try_clone().map_err(io_error("duplicate a descriptor"));
-        let (kernel, initramfs, root) =
-            (given(&plan.kernel.file)?, given(&plan.initramfs.file)?, given(&plan.root.file)?);
+        let by_name = |name: &str, file: &File| {
+            for_everybody(file, &dir.join(name)).map_err(io_error("give the VMM a file that it can open"))
+        };
+        // The VMM opens kernel and initramfs anew, as a user that owns nothing.
+        let kernel = by_name("kernel", &plan.kernel.file)?;
+        let initramfs = by_name("initramfs", &plan.initramfs.file)?;
+        let root = given(&plan.root.file)?;
         let fds = Descriptors {
             kernel: kernel.as_raw_fd(),
             initramfs: initramfs.as_raw_fd(),
@@ -110,47 +138,39 @@ impl Parts {
         let mut command = Command::new(program);
         // A process group of its own: a terminal's interrupt is for Hotcell, which ends the machine itself.
         command.args(&argv).env_clear().current_dir("/").process_group(0);
-        command.env(REGISTRY_VARIABLE, dir.parent().unwrap_or(dir));
+        command.env(REGISTRY_VARIABLE, dir.parent().unwrap_or(&dir));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        host::inherit(
-            &mut command,
-            vec![
-                kernel.into(),
-                initramfs.into(),
-                root.into(),
-                workspace.into(),
-                channel_far.into(),
-                qmp_far.into(),
-            ],
-        );
-        host::die_with_owner(&mut command);
-        let mut child =
-            command.spawn().map_err(|source| StartError::NoVmm { program: program.to_owned(), source })?;
-        drop(command);
-        let whole = (|| {
-            let pid = rustix::process::Pid::from_child(&child);
-            let pidfd = pidfd_open(pid, PidfdFlags::empty())
-                .map_err(|errno| StartError::Io { doing: "hold the VMM process", source: errno.into() })?;
-            let process = ProcessId::of(child.id() as i32).ok_or_else(|| StartError::Io {
-                doing: "identify the VMM process",
-                source: io::ErrorKind::NotFound.into(),
-            })?;
-            let pipes = child.stdout.take().zip(child.stderr.take());
-            let (stdout, stderr) = pipes.ok_or_else(|| StartError::Io {
-                doing: "read the console",
-                source: io::ErrorKind::BrokenPipe.into(),
-            })?;
-            Ok((pidfd, process, Console::drain(stdout), Console::drain(stderr)))
-        })();
-        match whole {
-            Ok((pidfd, process, console, messages)) => {
-                let program = program.to_owned();
-                Ok(Parts { child, pidfd, process, console, messages, channel, qmp, program, argv })
-            }
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                Err(error)
+        let (mut walls, made) = backend.jail.plan(program, registration, plan)?;
+        *cgroups = made;
+        walls.inherit = vec![
+            kernel.into(),
+            initramfs.into(),
+            root.into(),
+            workspace.into(),
+            channel_far.into(),
+            qmp_far.into(),
+        ];
+        let mut child = spawn_jailed(command, walls).map_err(|error| match error.stage {
+            host::Stage::Execute => StartError::NoVmm { program: program.to_owned(), source: error.source },
+            _ => StartError::Jail(error),
+        })?;
+        let pipes = child.stdout.take().zip(child.stderr.take());
+        match (ProcessId::of(child.pid), pipes) {
+            (Some(process), Some((stdout, stderr))) => Ok(Parts {
+                child,
+                process,
+                console: Console::drain(stdout),
+                messages: Console::drain(stderr),
+                channel,
+                qmp,
+                program: program.to_owned(),
+                argv,
+                jail: backend.jail.clone(),
+            }),
+            _ => {
+                drop(Vmm { child });
+                let source = io::ErrorKind::NotFound.into();
+                Err(StartError::Io { doing: "identify the VMM process", source })
             }
         }
     }
@@ -158,12 +178,14 @@ impl Parts {
     fn finish_start(
         self,
         mut registration: Registration,
+        cgroups: RunCgroups,
         plan: VmPlan,
     ) -> Result<Box<dyn LiveVm>, StartFailed> {
-        let Parts { child, pidfd, process, console, messages, channel, qmp, program, argv } = self;
+        let Parts { child, process, console, messages, channel, qmp, program, argv, jail } = self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
-            vmm: Vmm { child, pidfd },
+            vmm: Vmm { child },
+            cgroups,
             console,
             messages,
             channel: Some(channel),
@@ -175,14 +197,14 @@ impl Parts {
                 backend: "qemu",
                 version: String::new(),
                 acceleration: plan.acceleration,
-                jail: "none: QEMU's own seccomp filter only".into(),
+                jail: Jail::Other("not measured yet".into()),
                 devices: Vec::new(),
                 unexpected_devices: Vec::new(),
                 root_read_only: false,
             },
             registration,
         };
-        match recorded.map_err(StartError::from).and_then(|()| vm.inspect(qmp)) {
+        match recorded.map_err(StartError::from).and_then(|()| vm.inspect(qmp, &jail)) {
             Ok(()) => Ok(Box::new(vm)),
             Err(error) => Err(StartFailed { error, teardown: Box::new(vm).destroy() }),
         }
@@ -191,20 +213,19 @@ impl Parts {
 
 /// The VMM process; ended when it is dropped, whoever drops it.
 struct Vmm {
-    child: Child,
-    pidfd: OwnedFd,
+    child: JailedChild,
 }
 
 impl Vmm {
     fn kill(&self) {
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
     }
 }
 
 impl Drop for Vmm {
     fn drop(&mut self) {
         self.kill();
-        if wait_readable(&self.pidfd, KILL_DEADLINE) {
+        if wait_readable(&self.child.pidfd, KILL_DEADLINE) {
             let _ = self.child.wait();
         }
     }
@@ -212,6 +233,7 @@ impl Drop for Vmm {
 
 struct QemuVm {
     vmm: Vmm,
+    cgroups: RunCgroups,
     console: Console,
     messages: Console,
     channel: Option<UnixStream>,
@@ -221,8 +243,9 @@ struct QemuVm {
 }
 
 impl QemuVm {
-    /// Asks the VMM what machine it made, and refuses one that was not asked for.
-    fn inspect(&mut self, stream: UnixStream) -> Result<(), StartError> {
+    /// Asks the VMM what machine it made and `/proc` how it is held, and refuses
+    /// what was not asked for. Only then the machine executes its first instruction.
+    fn inspect(&mut self, stream: UnixStream, jail: &HostJail) -> Result<(), StartError> {
         let answer = Qmp::open(stream, CONTROL_DEADLINE).and_then(|(mut qmp, version)| {
             let mut devices = Vec::new();
             for place in
@@ -251,11 +274,16 @@ impl QemuVm {
         if !self.facts.root_read_only {
             return Err(StartError::WritableRoot);
         }
-        Ok(())
+        self.facts.jail = jail.measure(&self.facts.process)?;
+        let started = self.qmp.as_mut().map(|qmp| qmp.call("cont", json!({})));
+        match started {
+            Some(Err(error)) => Err(self.control_failed(error)),
+            _ => Ok(()),
+        }
     }
 
     fn control_failed(&mut self, error: QmpError) -> StartError {
-        if !wait_readable(&self.vmm.pidfd, LAST_WORDS_DEADLINE) {
+        if !wait_readable(&self.vmm.child.pidfd, LAST_WORDS_DEADLINE) {
             return StartError::Control(error.to_string());
         }
         let status = match self.vmm.child.wait() {
@@ -283,7 +311,7 @@ impl LiveVm for QemuVm {
     }
 
     fn exit_event(&self) -> io::Result<OwnedFd> {
-        self.vmm.pidfd.try_clone()
+        self.vmm.child.pidfd.try_clone()
     }
 
     fn console(&self) -> Captured {
@@ -308,8 +336,8 @@ impl LiveVm for QemuVm {
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { mut vmm, console, messages, channel, qmp, facts, registration } = *self;
-        let ended = wait_readable(&vmm.pidfd, KILL_DEADLINE);
+        let QemuVm { vmm, cgroups, console, messages, channel, qmp, facts, registration } = *self;
+        let ended = wait_readable(&vmm.child.pidfd, KILL_DEADLINE);
         let reaped = ended.then(|| vmm.child.wait());
         let exists = facts.process.exists();
         let process = Check {
@@ -322,6 +350,7 @@ impl LiveVm for QemuVm {
             },
         };
         let mut checks = vec![process];
+        checks.extend(cgroups.remove());
         // Both sockets are ends of pairs: with ours dropped, nothing of them is left
         // to name; that the far end is closed shows that no other process holds it.
         if let Some(channel) = channel {
@@ -335,6 +364,25 @@ impl LiveVm for QemuVm {
         let report = TeardownReport { checks, ms: begun.elapsed().as_millis() as u64 };
         registration.conclude(report)
     }
+}
+
+/// A descriptor of the same bytes that any user may open by `/proc/self/fd`: the
+/// file itself where its mode lets others read, else a copy in the run's folder.
+fn for_everybody(file: &File, copy: &Path) -> io::Result<File> {
+    let metadata = file.metadata()?;
+    if metadata.permissions().mode() & 0o004 != 0 || !rustix::process::geteuid().is_root() {
+        return file.try_clone();
+    }
+    let mut options = OpenOptions::new();
+    let mut to = options.create_new(true).write(true).mode(0o444).open(copy)?;
+    to.set_permissions(Permissions::from_mode(0o444))?;
+    let mut from = file.try_clone()?;
+    from.rewind()?;
+    let copied = io::copy(&mut from.take(metadata.len()), &mut to)?;
+    if copied != metadata.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    File::open(copy)
 }
 
 /// The far end of a socket pair is closed when reading ends.
