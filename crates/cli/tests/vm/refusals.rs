@@ -1,11 +1,11 @@
 //! What was asked wrongly, or can't be done here: said in a paragraph that helps,
 //! and nothing is left behind.
 
-use crate::harness::{Job, Outcome, SOON, home, hotcell, warm_up};
+use crate::harness::{Job, SOON, home, hotcell, warm_up};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 fn assert_paragraph(output: &Output, words: &[&str]) {
@@ -174,17 +174,27 @@ fn without_a_home_nothing_is_guessed() {
     assert_paragraph(&output, &["set HOTCELL_HOME"]);
 }
 
-/// A program in the VMM's place.
-fn fake_qemu(script: &str) -> (tempfile::TempDir, PathBuf) {
+/// A program in the VMM's place. Static: the VMM's jail has no shell to run a script with.
+fn fake_qemu(main: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("qemu-system-x86_64");
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let source = format!("#include <stdio.h>\n#include <unistd.h>\nint main(void) {{ {main} }}\n");
+    fs::write(dir.path().join("fake.c"), source).unwrap();
+    let built = Command::new("cc")
+        .args(["-static", "-o"])
+        .args([&program, &dir.path().join("fake.c")])
+        .status()
+        .expect("cc is installed: the guest's programs are linked with it");
+    assert!(built.success());
     (dir, program)
 }
 
-fn failed_start(script: &str, word: &str, patience: Duration) -> Outcome {
-    let (_dir, program) = fake_qemu(script);
+fn failed_start(main: &str, word: &str, patience: Duration) {
+    let (_dir, program) = fake_qemu(main);
+    failed_start_of(&program, word, patience);
+}
+
+fn failed_start_of(program: &Path, word: &str, patience: Duration) {
     let begun = Instant::now();
     let outcome = Job::new(["true"]).env("HOTCELL_QEMU", program).run();
     assert_eq!(outcome.code, Some(125), "{outcome:?}");
@@ -193,7 +203,6 @@ fn failed_start(script: &str, word: &str, patience: Duration) -> Outcome {
     assert!(begun.elapsed() < patience, "{outcome:?}");
     // The record says why, and it is whole.
     assert_eq!(outcome.record().facts("failed").count(), 1);
-    outcome
 }
 
 #[test]
@@ -213,17 +222,21 @@ fn a_qemu_that_is_not_there_is_said_before_anything_is_made() {
 
 #[test]
 fn a_qemu_that_dies_at_start_is_quoted() {
-    let script = "#!/bin/sh\necho 'qemu: the moon is in the wrong phase' >&2\nexit 1\n";
-    failed_start(script, "the moon is in the wrong phase", SOON);
+    let main = "fputs(\"qemu: the moon is in the wrong phase\\n\", stderr); return 1;";
+    failed_start(main, "the moon is in the wrong phase", SOON);
 }
 
 #[test]
 fn a_qemu_that_can_not_be_executed_is_named() {
-    failed_start("#!/nonexistent/interpreter\n", "qemu-system-x86", SOON);
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("qemu-system-x86_64");
+    fs::write(&program, "#!/nonexistent/interpreter\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    failed_start_of(&program, "qemu-system-x86", SOON);
 }
 
 #[test]
 fn a_qemu_that_hangs_is_given_up_and_ended() {
     // The control channel's own deadline is 20 s.
-    failed_start("#!/bin/sh\nexec sleep 600\n", "does not answer", SOON * 2);
+    failed_start("sleep(600); return 0;", "does not answer", SOON * 2);
 }

@@ -333,13 +333,14 @@ fn places(program: &Path) -> Vec<Place> {
             places.push(Place::Device(device.into()));
         }
     }
+    let Ok(program) = program.canonicalize() else { return places };
     // A VMM of the operator's own making: /opt/qemu/bin/qemu-system-x86_64 needs /opt/qemu.
-    if let Ok(program) = program.canonicalize()
-        && program.starts_with("/opt")
-        && let Some(prefix) = program.ancestors().nth(2)
-        && prefix != Path::new("/opt")
-    {
+    let prefix = program.ancestors().nth(2).filter(|prefix| prefix.starts_with("/opt"));
+    if let Some(prefix) = prefix.filter(|prefix| *prefix != Path::new("/opt")) {
         places.push(Place::Folder(prefix.to_owned()));
+    } else if !places.iter().any(|place| matches!(place, Place::Folder(at) if program.starts_with(at))) {
+        // Anywhere else, the program alone: what lies around it may be somebody's home.
+        places.push(Place::File(program));
     }
     places
 }
@@ -354,6 +355,19 @@ mod tests {
         assert!(!is_mapped("0 100000 65536\n", FIRST_UID));
         assert!(is_mapped("0 100000 65536\n", NOBODY));
         assert!(!is_mapped("0 1000 1\n1 100000 1000\n", NOBODY));
+    }
+
+    #[test]
+    fn a_vmm_is_in_its_own_jail_wherever_it_lies() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().canonicalize().unwrap().join("qemu-system-x86_64");
+        fs::write(&program, "").unwrap();
+        let files = |program: &Path| -> Vec<PathBuf> {
+            let places = places(program).into_iter();
+            places.filter_map(|place| if let Place::File(at) = place { Some(at) } else { None }).collect()
+        };
+        assert!(files(&program).contains(&program));
+        assert!(!files(Path::new("/usr/bin/env")).contains(&PathBuf::from("/usr/bin/env")));
     }
 
     #[test]
