@@ -3,7 +3,7 @@
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft};
 use hotcell_runtime::{ExecIo, MeasuredBoot, Patience, Runtime};
-use hotcell_vm::{AccelChoice, QemuBackend, Registry};
+use hotcell_vm::{AccelChoice, JailChoice, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let spec = draft.seal()?;
     let runtime = Runtime {
         registry: Registry::open(&state.join("live"))?,
-        backend: Arc::new(QemuBackend::new("/usr/bin/qemu-system-x86_64".into())),
+        backend: Arc::new(QemuBackend::new("/usr/bin/qemu-system-x86_64".into(), JailChoice::Auto)?),
         acceleration: AccelChoice::Auto.resolve()?,
         out: state.join("runs"),
         cache: state.join("cache"),
