@@ -7,6 +7,7 @@ mod demo;
 mod doctor;
 mod exit;
 mod home;
+mod profile;
 mod registry;
 mod run;
 mod session;
@@ -32,6 +33,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
         }
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),
+        args::Command::Profile(args::Profile::Absorb { bundles, out }) => profile::absorb(&bundles, &out),
         args::Command::Ps(args) => registry::ps(args.json),
         args::Command::Reap(args) => registry::reap(args.json),
         args::Command::Doctor(args) => doctor::doctor(args.json),

@@ -83,8 +83,14 @@ impl Bundle {
         let path = self.objects().join(digest.to_hex());
         if !path.exists() {
             let part = self.objects().join(format!(".part-{digest}"));
-            OpenOptions::new().create(true).write(true).truncate(true).open(&part)?.write_all(bytes)?;
-            fs::rename(&part, &path)?;
+            let written = (|| {
+                OpenOptions::new().create(true).write(true).truncate(true).open(&part)?.write_all(bytes)?;
+                fs::rename(&part, &path)
+            })();
+            if let Err(error) = written {
+                let _ = fs::remove_file(&part);
+                return Err(error);
+            }
         }
         Ok(digest)
     }

@@ -68,8 +68,8 @@ struct LiveExec {
     /// The time limit came while it ran.
     timed_out: bool,
     outputs: [Tap; 2],
-    /// Which outputs were passed on whole.
-    passed: [bool; 2],
+    /// Which outputs have nobody left who passes them on.
+    over: [bool; 2],
 }
 
 /// Signs that the machine is gone. Its channel closes and its process ends: whichever shows first, the other is waited
@@ -433,8 +433,8 @@ impl Driver<'_> {
             Ok(stdin) => Some(stdin),
             Err(error) => return self.fault("stdin", &error.to_string()),
         };
-        let (ended, timed_out, passed) = (None, false, [false; 2]);
-        let live = LiveExec { actor, request, reply, stdin, ended, timed_out, outputs, passed };
+        let (ended, timed_out, over) = (None, false, [false; 2]);
+        let live = LiveExec { actor, request, reply, stdin, ended, timed_out, outputs, over };
         self.execs.insert(exec, live);
         Ok(())
     }
@@ -573,26 +573,25 @@ impl Driver<'_> {
 
     fn stream_done(&mut self, message: StreamDone) -> Result<(), RecordError> {
         let StreamDone { exec, stream, outcome } = message;
-        match outcome {
-            StreamOutcome::Passed => {}
-            StreamOutcome::DiskFailed(error) => {
-                return Err(self.run.recorder.break_off(&format!("output of exec {exec}: {error}")));
-            }
-            StreamOutcome::Panicked(text) => return self.fault("output", &text),
-        }
         if let Some(live) = self.execs.get_mut(&exec) {
-            let [stdout, stderr] = &mut live.passed;
+            let [stdout, stderr] = &mut live.over;
             match stream {
                 Stream::Stdout => *stdout = true,
                 Stream::Stderr => *stderr = true,
             }
         }
-        self.complete(exec)
+        match outcome {
+            StreamOutcome::Passed => self.complete(exec),
+            StreamOutcome::DiskFailed(error) => {
+                Err(self.run.recorder.break_off(&format!("output of exec {exec}: {error}")))
+            }
+            StreamOutcome::Panicked(text) => self.fault("output", &text),
+        }
     }
 
     /// Records and answers an exec whose end is known and whose output was passed on.
     fn complete(&mut self, exec: u32) -> Result<(), RecordError> {
-        let whole = |live: &LiveExec| live.ended.is_some() && live.passed == [true; 2];
+        let whole = |live: &LiveExec| live.ended.is_some() && live.over == [true; 2];
         if !self.execs.get(&exec).is_some_and(whole) {
             return Ok(());
         }
@@ -620,8 +619,7 @@ impl Driver<'_> {
             totals.push(kept);
         }
         let (stderr, stdout) = (totals.pop(), totals.pop());
-        let (mut how, mut code, mut signal) =
-            ended.as_ref().map_or((ExecHow::Unknown, None, None), |ended| ending(ended));
+        let (mut how, mut code, mut signal) = ended.as_ref().map_or((ExecHow::Unknown, None, None), ending);
         if timed_out && how != ExecHow::Unknown {
             (how, code, signal) = (ExecHow::TimedOut, None, Some(9));
         }
@@ -702,7 +700,7 @@ impl Driver<'_> {
     /// After the machine was stopped: what execs still had, and their answers.
     fn settle(&mut self, done: &Receiver<StreamDone>) {
         let end = Instant::now() + self.run.runtime.patience.caller;
-        while self.execs.values().any(|live| live.passed != [true; 2]) {
+        while self.execs.values().any(|live| live.over != [true; 2]) {
             match done.recv_deadline(end) {
                 Ok(message) => {
                     if let Err(error) = self.stream_done(message) {

@@ -144,7 +144,8 @@ impl Registration {
     /// Ends a registration of which nothing was ever started.
     pub fn abandon(self) -> Check {
         match self.release() {
-            Ok(check) | Err((_, check)) => check,
+            Ok(check) => check,
+            Err(kept) => kept.1,
         }
     }
 
@@ -164,7 +165,7 @@ impl Registration {
     }
 
     /// Removes the entry and the run's files; the check says that they are gone.
-    pub(crate) fn release(self) -> Result<Check, (Registration, Check)> {
+    pub(crate) fn release(self) -> Result<Check, Box<(Registration, Check)>> {
         let removed = fs::remove_dir_all(&self.dir);
         let gone =
             matches!(self.dir.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
@@ -173,7 +174,7 @@ impl Registration {
             Err(error) => error.to_string(),
         };
         let check = Check { what: "run folder with overlay disk".into(), gone, detail };
-        if gone { Ok(check) } else { Err((self, check)) }
+        if gone { Ok(check) } else { Err(Box::new((self, check))) }
     }
 }
 

@@ -59,7 +59,7 @@ impl TeardownProof {
 #[must_use = "what is left must be recorded"]
 pub struct TeardownFailed {
     /// Still on disk; none where the backend lost it.
-    pub registration: Option<Registration>,
+    pub registration: Option<Box<Registration>>,
     /// What was checked.
     pub report: TeardownReport,
 }
@@ -83,16 +83,17 @@ impl Registration {
     /// Something is not known to be gone; the entry stays for the reaper.
     pub fn conclude(self, mut report: TeardownReport) -> Result<TeardownProof, TeardownFailed> {
         if !report.verified() {
-            return Err(TeardownFailed { registration: Some(self), report });
+            return Err(TeardownFailed { registration: Some(Box::new(self)), report });
         }
         match self.release() {
             Ok(check) => {
                 report.checks.push(check);
                 Ok(TeardownProof { report })
             }
-            Err((registration, check)) => {
+            Err(kept) => {
+                let (registration, check) = *kept;
                 report.checks.push(check);
-                Err(TeardownFailed { registration: Some(registration), report })
+                Err(TeardownFailed { registration: Some(Box::new(registration)), report })
             }
         }
     }
@@ -124,7 +125,7 @@ mod tests {
                 }
                 Err(failed) => {
                     assert!(!proven && dir.exists(), "the entry stays for the reaper");
-                    let _ = failed.registration.map(Registration::abandon);
+                    let _ = failed.registration.map(|registration| registration.abandon());
                 }
             }
         }
