@@ -2,7 +2,7 @@
 //! how to mend what it can't. A run is possible if every point that one needs holds.
 
 use crate::exit::Fatal;
-use crate::home::{Home, find_program};
+use crate::home::{Home, find_qemu};
 use hotcell_ledger::SigningKey;
 use hotcell_vm::{AccelChoice, HostJail, Part, Registry, Workspace};
 use std::io::Write;
@@ -66,17 +66,17 @@ fn examine(home: &Home) -> Vec<Point> {
         let detail = tried.unwrap_or_else(|why| why);
         points.push(Point { name: name.to_owned(), ok, needed, detail, mend });
     };
-    let qemu = find_program("qemu-system-x86_64");
-    let version = qemu.as_deref().ok_or_else(|| "not installed".to_owned()).and_then(version_of);
+    let qemu = find_qemu();
+    let version = qemu.clone().and_then(|qemu| version_of(&qemu));
     point("QEMU", true, version, "apt-get install qemu-system-x86");
-    if let Some(qemu) = &qemu {
+    if let Ok(qemu) = &qemu {
         point("TCG", true, makes_a_machine(qemu), "install a QEMU that was built with TCG");
     }
     let kvm = AccelChoice::Kvm.resolve().map(|kvm| kvm.why).map_err(|error| error.why().to_owned());
     let mend =
         "a host with hardware virtualisation, and rights on /dev/kvm (group kvm); without it TCG is used";
     point("KVM", false, kvm, mend);
-    if let Some(qemu) = &qemu {
+    if let Ok(qemu) = &qemu {
         let jail = HostJail::try_out(qemu);
         for part in Part::ALL {
             let missing = jail.missing().iter().find(|missing| missing.part == part);

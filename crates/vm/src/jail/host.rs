@@ -65,6 +65,8 @@ pub struct HostJail {
     identity: bool,
     bases: Vec<Base>,
     missing: Vec<Missing>,
+    /// The name in the root below which the program lies.
+    top: String,
 }
 
 const PLAIN: [(Namespace, Part); 6] = [
@@ -103,8 +105,10 @@ impl HostJail {
             identity: false,
             bases: Vec::new(),
             missing: Vec::new(),
+            top: String::new(),
         });
         jail.bases = bases;
+        jail.top = top(program);
         jail.missing.extend(missing);
         jail
     }
@@ -186,7 +190,7 @@ impl HostJail {
     pub(crate) fn measure(&self, process: &ProcessId) -> Result<Jail, StartError> {
         let measured = Measured::of(process)
             .map_err(|source| StartError::Io { doing: "measure the VMM's jail", source })?;
-        let parts = measured.parts(rustix::process::geteuid().as_raw());
+        let parts = measured.parts(rustix::process::geteuid().as_raw(), &self.top);
         let weak: Vec<&str> = self.promise().filter(|part| !parts.contains(part)).map(Part::as_str).collect();
         if !weak.is_empty() {
             return Err(StartError::WeakJail(format!("{} (it has {measured})", weak.join(", "))));
@@ -236,6 +240,7 @@ fn try_way(program: &Path, way: Way) -> HostJail {
         identity: way != Way::User,
         bases: Vec::new(),
         missing: Vec::new(),
+        top: String::new(),
     };
     let rehearsed = |jail: &HostJail| {
         jail.walls(program, "probe", false)
@@ -345,6 +350,11 @@ fn places(program: &Path) -> Vec<Place> {
     places
 }
 
+fn top(program: &Path) -> String {
+    let first = program.components().nth(1).map(|name| name.as_os_str().to_string_lossy().into_owned());
+    first.unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,6 +388,7 @@ mod tests {
             identity: true,
             bases: Vec::new(),
             missing: Vec::new(),
+            top: String::new(),
         };
         assert_eq!(whole.promise().count(), Part::ALL.len());
         assert!(whole.clone().accept(JailChoice::Required).is_ok());

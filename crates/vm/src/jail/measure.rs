@@ -101,8 +101,9 @@ impl Measured {
         })
     }
 
-    /// The parts that this amounts to. `own_uid` is the user of the caller.
-    pub fn parts(&self, own_uid: u32) -> BTreeSet<Part> {
+    /// The parts that this amounts to. `own_uid` is the user of the caller, `top` the
+    /// name in the root below which the VMM's program lies.
+    pub fn parts(&self, own_uid: u32, top: &str) -> BTreeSet<Part> {
         let has = |kind| self.namespaces.contains(&kind);
         let one = self.uids.iter().all(|uid| Some(uid) == self.uids.first())
             && self.gids.iter().all(|gid| Some(gid) == self.gids.first());
@@ -110,7 +111,7 @@ impl Measured {
         let other_user = not_root && !self.uids.contains(&own_uid);
         let small_root = has(Namespace::Mount)
             && self.writable_mounts.is_empty()
-            && self.root.iter().all(|name| super::host::ROOT_NAMES.contains(&name.as_str()))
+            && self.root.iter().all(|name| name == top || super::host::ROOT_NAMES.contains(&name.as_str()))
             && self.open_folders == 0;
         let limited = |part| self.limits.iter().any(|(of, _)| *of == part);
         let judged = [
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn the_weakest_thread_counts() {
         let strong = status(7, "0", 1, 2, 2);
-        let parts = measured(&[strong.clone(), strong.clone()]).parts(0);
+        let parts = measured(&[strong.clone(), strong.clone()]).parts(0, "usr");
         for part in [Part::User, Part::Mount, Part::NoNewPrivileges, Part::NoCapabilities, Part::Seccomp] {
             assert!(parts.contains(&part), "{part}");
         }
@@ -311,7 +312,7 @@ mod tests {
             (status(7, "0", 1, 2, 1), Part::Seccomp),
         ] {
             for order in [[strong.clone(), weak.clone()], [weak, strong.clone()]] {
-                assert!(!measured(&order).parts(0).contains(&part), "{part}");
+                assert!(!measured(&order).parts(0, "usr").contains(&part), "{part}");
             }
         }
     }
@@ -322,7 +323,7 @@ mod tests {
         let with = |change: &dyn Fn(&mut Measured)| {
             let mut changed = whole.clone();
             change(&mut changed);
-            changed.parts(0).contains(&Part::Mount)
+            changed.parts(0, "usr").contains(&Part::Mount)
         };
         assert!(with(&|_| ()));
         assert!(!with(&|jail| jail.root.push("home".into())));
@@ -335,15 +336,15 @@ mod tests {
     #[test]
     fn the_callers_own_user_is_a_part_only_in_a_user_namespace() {
         let mut jail = measured(&[status(7, "0", 1, 2, 2)]);
-        assert!(!jail.parts(7).contains(&Part::User));
+        assert!(!jail.parts(7, "usr").contains(&Part::User));
         jail.namespaces.insert(Namespace::User);
-        assert!(jail.parts(7).contains(&Part::User));
+        assert!(jail.parts(7, "usr").contains(&Part::User));
     }
 
     #[test]
     fn this_process_is_not_in_a_jail() {
         let me = Measured::of(&ProcessId::of(std::process::id() as i32).unwrap()).unwrap();
-        let parts = me.parts(rustix::process::getuid().as_raw());
+        let parts = me.parts(rustix::process::getuid().as_raw(), "usr");
         assert!(me.namespaces.is_empty());
         for part in [Part::User, Part::Mount, Part::Net, Part::Pid, Part::Seccomp, Part::MemoryLimit] {
             assert!(!parts.contains(&part), "{part}");
