@@ -3,11 +3,15 @@
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+const ENVIRONMENT: &str = "Environment:
+  HOTCELL_HOME  folder for state and cache; else $XDG_STATE_HOME/hotcell and $XDG_CACHE_HOME/hotcell
+  HOTCELL_QEMU  absolute path of the QEMU to use; else the qemu-system-x86_64 of the PATH";
+
 /// Runs an AI agent that nobody trusts in a fresh virtual machine with no way
 /// out, watches it from the host, proves that the machine is gone, and leaves a
 /// record that anybody can verify.
 #[derive(Debug, Parser)]
-#[command(name = "hotcell", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "hotcell", version, propagate_version = true, arg_required_else_help = true, after_help = ENVIRONMENT)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -30,6 +34,9 @@ pub(crate) enum Command {
     /// Images that machines boot.
     #[command(subcommand)]
     Image(Image),
+    /// Fingerprints of how an agent asks, to compare later runs with.
+    #[command(subcommand)]
+    Profile(Profile),
     /// Show the public half of the key that signs your records.
     Key,
 }
@@ -116,4 +123,77 @@ pub(crate) struct Demo {
 pub(crate) enum Image {
     /// List the images.
     Ls,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Profile {
+    /// Make a fingerprint from the records of reference runs.
+    Absorb {
+        /// Records of runs that behaved as they should.
+        #[arg(required = true, value_name = "BUNDLE")]
+        bundles: Vec<PathBuf>,
+        /// The file to make.
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    type Flags = BTreeMap<String, (BTreeSet<String>, BTreeMap<String, String>)>;
+
+    fn commands(command: &clap::Command, path: &str, into: &mut Flags) {
+        let below: Vec<&clap::Command> =
+            command.get_subcommands().filter(|command| command.get_name() != "help").collect();
+        if below.is_empty() {
+            let mut defaults = BTreeMap::new();
+            let flags = command.get_arguments().filter_map(|flag| {
+                let name = format!("--{}", flag.get_long()?);
+                if flag.get_action().takes_values()
+                    && let Some(default) = flag.get_default_values().first()
+                {
+                    defaults.insert(name.clone(), format!("`{}`", default.display()));
+                }
+                (name != "--help" && name != "--version").then_some(name)
+            });
+            let flags = flags.collect();
+            into.insert(path.to_owned(), (flags, defaults));
+        }
+        for command in below {
+            commands(command, &format!("{path} {}", command.get_name()), into);
+        }
+    }
+
+    #[test]
+    fn the_page_lists_every_command_and_flag() {
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md")).unwrap();
+        let mut found = Flags::new();
+        commands(&Cli::command(), "hotcell", &mut found);
+        let sections: Vec<(&str, &str)> =
+            page.split("\n## ").skip(1).map(|text| text.split_once('\n').unwrap()).collect();
+        let listed: BTreeSet<&str> =
+            sections.iter().map(|(name, _)| *name).filter(|name| name.starts_with("hotcell ")).collect();
+        assert_eq!(listed, found.keys().map(String::as_str).collect());
+        for (name, text) in sections {
+            let Some((flags, defaults)) = found.get(name) else { continue };
+            let rows: Vec<Vec<&str>> = text
+                .lines()
+                .filter(|line| line.starts_with("| `--"))
+                .map(|line| line.split('|').map(str::trim).collect())
+                .collect();
+            let named: BTreeSet<String> =
+                rows.iter().map(|row| row[1].trim_matches('`').to_owned()).collect();
+            assert_eq!(&named, flags, "{name}");
+            for row in rows {
+                if let Some(default) = defaults.get(row[1].trim_matches('`')) {
+                    assert_eq!(row[2], default, "{name} {}", row[1]);
+                }
+            }
+        }
+    }
 }

@@ -2,9 +2,9 @@
 
 use crate::args;
 use crate::exit::Fatal;
-use crate::session::{Job, Session};
+use crate::session::{Job, Prepared, Session};
 use hotcell_policy::PolicyDraft;
-use hotcell_runtime::{ExecIo, RunReport};
+use hotcell_runtime::{ExecIo, RunReport, Runtime};
 use hotcell_vm::AccelChoice;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,8 +60,8 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
     let runtime = session.runtime(AccelChoice::Auto, args.out)?;
     println!(
-        "Three agents, each in a fresh virtual machine without a network ({} under {}).",
-        "qemu", runtime.acceleration.accel
+        "Three agents, each in a fresh virtual machine without a network (QEMU under {}).",
+        runtime.acceleration.accel
     );
     let mut bundles: Vec<PathBuf> = Vec::new();
     let mut as_expected = true;
@@ -72,7 +72,9 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
             policy.capabilities.write = vec!["/workspace/report.txt".into()];
         }
         let argv = ["/bin/sh", "-c", scene.script].map(String::from).to_vec();
-        let (spec, boot) = session.prepare(Job { image: "busybox".into(), name: None, policy, argv })?;
+        let job = Job { image: "busybox".into(), name: None, policy, argv };
+        let Prepared { spec, boot, advisor } = session.prepare(job)?;
+        let runtime = Runtime { advisor: Some(advisor), ..runtime.clone() };
         let begun = Instant::now();
         let io = ExecIo {
             stdout: Some(Box::new(Indented)),

@@ -28,6 +28,12 @@ pub(crate) struct Fatal {
     text: String,
 }
 
+impl std::fmt::Display for Fatal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.text.trim_end())
+    }
+}
+
 impl Fatal {
     pub(crate) fn failed(error: impl std::fmt::Display) -> Fatal {
         Fatal { code: FAILED, text: error.to_string() }

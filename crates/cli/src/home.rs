@@ -53,7 +53,7 @@ impl Home {
 }
 
 /// A program on the caller's PATH or in the places where distributions put it.
-pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec"];
     env::split_paths(&path)
@@ -61,4 +61,27 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
         .filter(|folder| folder.is_absolute())
         .map(|folder| folder.join(name))
         .find(|program| program.is_file())
+}
+
+/// Names the QEMU to use, for hosts where it is not on the PATH.
+const QEMU_VARIABLE: &str = "HOTCELL_QEMU";
+
+/// The VMM's program, or what to do to have one.
+pub(crate) fn find_qemu() -> Result<PathBuf, String> {
+    const NAME: &str = "qemu-system-x86_64";
+    match env::var_os(QEMU_VARIABLE).filter(|named| !named.is_empty()) {
+        Some(named) => {
+            let program = PathBuf::from(named);
+            if program.is_absolute() && program.is_file() {
+                return Ok(program);
+            }
+            let named = program.display();
+            Err(format!(
+                "{QEMU_VARIABLE} is {named}, which is no absolute path of a program: set it to one, or unset it"
+            ))
+        }
+        None => find_program(NAME).ok_or_else(|| {
+            format!("{NAME} is not installed. Debian, Ubuntu: apt-get install qemu-system-x86")
+        }),
+    }
 }

@@ -6,6 +6,7 @@ mod args;
 mod demo;
 mod exit;
 mod home;
+mod profile;
 mod registry;
 mod run;
 mod session;
@@ -31,6 +32,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
         }
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),
+        args::Command::Profile(args::Profile::Absorb { bundles, out }) => profile::absorb(&bundles, &out),
         args::Command::Ps(args) => registry::ps(args.json),
         args::Command::Reap(args) => registry::reap(args.json),
         args::Command::Key => verify::key(),

@@ -2,7 +2,7 @@
 
 use crate::args;
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
-use crate::session::{Job, Session};
+use crate::session::{Job, Prepared, Session};
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
 use hotcell_vm::AccelChoice;
@@ -16,6 +16,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) fn run(args: args::Run) -> Result<ExitCode, Fatal> {
+    let (json, name) = (args.json, args.name.clone().unwrap_or_default());
+    run_recorded(args).inspect_err(|fatal| {
+        // Whoever reads the last line gets an object also where nothing was begun.
+        if json {
+            print_json(&RunReport::refused(&name, &fatal.to_string()), false);
+        }
+    })
+}
+
+fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let mut policy = match &args.policy {
         Some(path) => read_policy(path)?,
         None => PolicyDraft::for_running_a_command(),
@@ -24,9 +34,10 @@ pub(crate) fn run(args: args::Run) -> Result<ExitCode, Fatal> {
         policy.limits.timeout_s = timeout;
     }
     let session = Session::open()?;
-    let runtime = session.runtime(args.accel.into(), args.out)?;
+    let mut runtime = session.runtime(args.accel.into(), args.out)?;
     let job = Job { image: args.image, name: args.name, policy, argv: args.argv };
-    let (spec, boot) = session.prepare(job)?;
+    let Prepared { spec, boot, advisor } = session.prepare(job)?;
+    runtime.advisor = Some(advisor);
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|error| Fatal::failed(format!("can't handle signals: {error}")))?;
     let request = spec.command().map(ExecRequest::from);
@@ -88,13 +99,15 @@ fn passing(stream: impl AsFd, line_open: Option<Arc<AtomicBool>>) -> Output {
 }
 
 pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
-    match report.verdict.as_str() {
-        "ALLOWED" => {}
-        "KILLED" => return KILLED,
-        _ => return FAILED,
+    if report.verdict.as_str() == "KILLED" {
+        return KILLED;
     }
+    // Also where the signal came before the machine was ready, and the run failed for it.
     if let Some(signal) = report.interrupted {
         return u8::try_from(128 + signal).unwrap_or(FAILED);
+    }
+    if report.verdict.as_str() != "ALLOWED" {
+        return FAILED;
     }
     if report.timed_out {
         return TIMED_OUT;

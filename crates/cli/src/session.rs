@@ -2,13 +2,15 @@
 //! an image name to a live [`Run`].
 
 use crate::exit::Fatal;
-use crate::home::{Home, find_program};
+use crate::home::{Home, find_qemu};
+use crate::profile;
+use hotcell_advisory::Fingerprint;
 use hotcell_image::{Guest, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
-use hotcell_runtime::{MeasuredBoot, Opinion, Patience, Runtime};
+use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
 use hotcell_vm::{AccelChoice, Acceleration, QemuBackend, Registry};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +37,13 @@ pub(crate) struct Job {
     pub(crate) argv: Vec<String>,
 }
 
+/// Measured and sealed.
+pub(crate) struct Prepared {
+    pub(crate) spec: SealedSpec,
+    pub(crate) boot: MeasuredBoot,
+    pub(crate) advisor: Advisor,
+}
+
 impl Session {
     pub(crate) fn open() -> Result<Session, Fatal> {
         let home = Home::from_env().map_err(Fatal::failed)?;
@@ -44,11 +53,7 @@ impl Session {
 
     /// What starts machines, and where their records go.
     pub(crate) fn runtime(&self, accel: AccelChoice, out: Option<PathBuf>) -> Result<Runtime, Fatal> {
-        let program = find_program("qemu-system-x86_64").ok_or_else(|| {
-            Fatal::failed(
-                "qemu-system-x86_64 is not installed. Debian, Ubuntu: apt-get install qemu-system-x86",
-            )
-        })?;
+        let program = find_qemu().map_err(Fatal::failed)?;
         let registry = Registry::open(&self.home.registry()).map_err(Fatal::failed)?;
         // What a dead owner left would take memory and disk from this run.
         for left in registry.reap().map_err(Fatal::failed)? {
@@ -69,12 +74,19 @@ impl Session {
             clock: Runtime::host_clock(),
             boot_deadline,
             patience: Patience::default(),
-            advisor: Some(Arc::new(opinions)),
+            advisor: None,
         })
     }
 
     /// Measures the image and seals the spec; nothing exists yet.
-    pub(crate) fn prepare(&self, job: Job) -> Result<(SealedSpec, MeasuredBoot), Fatal> {
+    pub(crate) fn prepare(&self, job: Job) -> Result<Prepared, Fatal> {
+        if job.policy.backend.kata != hotcell_policy::KataDraft::default() {
+            return Err(Fatal::failed(
+                "the policy has settings of [backend.kata], a backend that this version lacks: remove them",
+            ));
+        }
+        let fingerprint =
+            job.policy.profile.fingerprint.as_deref().map(Path::new).map(profile::read).transpose()?;
         let mut say = |text: &str| eprintln!("hotcell: {text}");
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
@@ -108,17 +120,19 @@ impl Session {
         draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
         draft.binaries = Some(image.manifest.binaries().digest());
         boot.contents = Some(image.manifest);
+        draft.fingerprint = fingerprint.as_ref().map(Fingerprint::digest);
         let spec = draft.seal().map_err(Fatal::failed)?;
-        Ok((spec, boot))
+        let advisor: Advisor = Arc::new(move |ledger| opinions(ledger, fingerprint.as_ref()));
+        Ok(Prepared { spec, boot, advisor })
     }
 }
 
 /// The advisory layers' findings on a closed record.
-fn opinions(ledger: &ClosedLedger) -> Vec<Opinion> {
+fn opinions(ledger: &ClosedLedger, fingerprint: Option<&Fingerprint>) -> Vec<Opinion> {
     let text = |value: serde_json::Result<serde_json::Value>| {
         value.ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
     };
-    match hotcell_advisory::assess(ledger, None) {
+    match hotcell_advisory::assess(ledger, fingerprint) {
         Ok(findings) => findings
             .into_iter()
             .map(|finding| Opinion {

@@ -620,8 +620,7 @@ impl Driver<'_> {
             totals.push(kept);
         }
         let (stderr, stdout) = (totals.pop(), totals.pop());
-        let (mut how, mut code, mut signal) =
-            ended.as_ref().map_or((ExecHow::Unknown, None, None), |ended| ending(ended));
+        let (mut how, mut code, mut signal) = ended.as_ref().map_or((ExecHow::Unknown, None, None), ending);
         if timed_out && how != ExecHow::Unknown {
             (how, code, signal) = (ExecHow::TimedOut, None, Some(9));
         }

@@ -148,9 +148,7 @@ pub(crate) fn drive(sealed: Sealed, calls: Receiver<Call>) -> RunReport {
     };
     // Nobody is answered any more: callers see the end of the channel.
     drop(calls);
-    let mut report = torn_down.close();
-    report.timings_ms.insert("total", begun.elapsed().as_millis() as u64);
-    report
+    torn_down.close(begun)
 }
 
 impl Sealed {
@@ -418,7 +416,7 @@ impl Exited {
 }
 
 impl TornDown {
-    fn close(self) -> RunReport {
+    fn close(self, begun: Instant) -> RunReport {
         let TornDown { runtime, spec, mut recorder, facts, console, report, broken, timings, error } = self;
         let mut run_report = RunReport::unrecorded(spec.run_id(), Verdict::Killed, String::new());
         run_report.error = error;
@@ -463,6 +461,8 @@ impl TornDown {
             if let Some(advisor) = &runtime.advisor {
                 run_report.advisory = advisor(&closed);
             }
+            // Up to here: what follows is the sealing of this very file.
+            run_report.timings_ms.insert("total", begun.elapsed().as_millis() as u64);
             if console.total > 0 {
                 bundle.put_file(CONSOLE, &console.bytes)?;
             }
@@ -568,7 +568,12 @@ fn layers(spec: &SealedSpec) -> Vec<LayerState> {
     };
     let (l3, l3_basis) = given(spec.binaries(), "allowlist", "the image has no binary allowlist");
     let (l5, l5_basis) = given(spec.fingerprint(), "fingerprint", "no fingerprint was given to compare with");
-    let (l7, l7_basis) = given(spec.baseline(), "baseline", "the image has no environment baseline");
+    // Armed is what can find something: a baseline without an eye on the disks can't.
+    let (_, l7_basis) = given(
+        spec.baseline(),
+        "nothing reads the disks yet; baseline",
+        "the image has no environment baseline",
+    );
     vec![
         state("L1", true, "one machine, no network device, destroyed after"),
         state("L2", true, "the sealed capability policy"),
@@ -576,7 +581,7 @@ fn layers(spec: &SealedSpec) -> Vec<LayerState> {
         state("L4", true, "tokens for what the host starts"),
         state("L5", l5, &l5_basis),
         state("L6", true, "the guest's narrative against the host's decisions"),
-        state("L7", l7, &l7_basis),
+        state("L7", false, &l7_basis),
         state("L8", true, "AMES-V1, signed checkpoint"),
         state("L9", true, "every host observation as it is recorded"),
     ]

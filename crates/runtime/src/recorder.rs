@@ -111,6 +111,10 @@ impl Recorder {
         for (actor, parent) in self.admission.still_live(self.fold.lineage()) {
             self.append(actor, Some(parent), Payload::ProcessExit { code: -9 }, None)?;
         }
+        if !self.fold.lineage().is_live(ActorId::VM) {
+            // Its beginning is not on record: something failed before it could be.
+            return Ok(());
+        }
         self.append(ActorId::VM, Some(ActorId::HOST), Payload::ProcessExit { code }, None)
     }
 

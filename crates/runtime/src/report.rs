@@ -93,6 +93,11 @@ pub struct Opinion {
 }
 
 impl RunReport {
+    /// A report of a run that was refused before anything existed.
+    pub fn refused(run_id: &str, error: &str) -> RunReport {
+        RunReport::unrecorded(run_id, Verdict::Failed, error.to_owned())
+    }
+
     /// A report of a run that nothing was recorded of and no machine was started for.
     pub(crate) fn unrecorded(run_id: &str, verdict: Verdict, error: String) -> RunReport {
         let reasons = if verdict == Verdict::Killed { vec!["evaluator_failure".into()] } else { Vec::new() };

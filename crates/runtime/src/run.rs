@@ -64,13 +64,22 @@ pub struct Patience {
     pub caller: Duration,
 }
 
+/// Execs that were told to end have nothing to wait for but the kernel.
+const STOP_PATIENCE: Duration = Duration::from_secs(3);
+/// Three times the guest's own limit: a host whose disk is busy may take longer.
+const QUIESCE_PATIENCE: Duration = Duration::from_secs(30);
+/// A VMM that is going needs milliseconds, on a busy host many times that.
+const DEATH_PATIENCE: Duration = Duration::from_secs(5);
+/// A caller that reads at all takes what is left in far less.
+const CALLER_PATIENCE: Duration = Duration::from_secs(5);
+
 impl Default for Patience {
     fn default() -> Patience {
         Patience {
-            stop: Duration::from_secs(3),
-            quiesce: Duration::from_secs(30),
-            death: Duration::from_secs(5),
-            caller: Duration::from_secs(5),
+            stop: STOP_PATIENCE,
+            quiesce: QUIESCE_PATIENCE,
+            death: DEATH_PATIENCE,
+            caller: CALLER_PATIENCE,
         }
     }
 }

@@ -69,13 +69,14 @@ pub enum StartAs {
     RefusedLeavingSomething,
 }
 
-type Script = Arc<dyn Fn(&mut FakeGuest) + Send + Sync>;
+/// What a fake guest does, on a thread of its own.
+pub type Script = Arc<dyn Fn(&mut FakeGuest) + Send + Sync>;
 
 /// What a fake machine does.
 #[derive(Clone)]
 pub struct FakeMachine {
     /// What its guest does, on a thread of its own. When it returns, the machine ends.
-    script: Script,
+    pub script: Script,
     /// How its start goes.
     pub start: StartAs,
     /// It goes on after a kill, so that its teardown can't be verified.
@@ -248,7 +249,9 @@ impl FakeVm {
             let thread = std::thread::Builder::new().name("fake-guest".into()).spawn(move || {
                 let mut guest = FakeGuest::new(far, Arc::clone(&own));
                 script(&mut guest);
-                own.die();
+                if !own.survives_kill {
+                    own.die();
+                }
             })?;
             let process = ProcessId::of(std::process::id() as i32).ok_or(io::ErrorKind::NotFound)?;
             Ok((channel, machine, thread, process))

@@ -1,38 +1,42 @@
 //! The walls between the crates, read off `cargo metadata`: dependencies of every kind, dev and build ones too.
 //!
-//! What is allowed stands in [`MAY_USE`]; everything else is a failure that names the edge. The check itself is tested
-//! on graphs that are wrong.
+//! What is allowed stands in ARCHITECTURE.md's table of crates, which this test reads; everything else is a failure
+//! that names the edge. The check itself is tested on graphs that are wrong.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-/// Which of our crates each may name, in any kind of dependency. A crate that is not here is a failure.
-const MAY_USE: &[(&str, &[&str])] = &[
-    ("ledger", &[]),
-    ("policy", &["ledger"]),
-    ("decide", &["ledger", "policy"]),
-    ("advisory", &["ledger"]),
-    ("wire", &[]),
-    ("sys", &[]),
-    ("vm", &["ledger", "policy", "sys"]),
-    ("observe", &["decide", "sys"]),
-    ("runtime", &["decide", "ledger", "observe", "policy", "vm", "wire"]),
-    ("image", &["ledger", "policy"]),
-    ("verify", &["decide", "ledger", "policy"]),
-    ("eval", &["ledger", "policy", "runtime"]),
-    ("report", &["verify"]),
-    ("cli", &["advisory", "eval", "image", "ledger", "policy", "report", "runtime", "verify", "vm"]),
-    ("guest", &["sys", "wire"]),
-    // Its fake guest speaks the frames.
-    ("testkit", &["decide", "ledger", "vm", "wire"]),
-];
+mod common;
 
-/// What tests may name beyond that.
-const TESTS_MAY_USE: &[(&str, &str)] = &[
-    // A run's bundle is checked by the verifier, as a stranger would.
-    ("runtime", "verify"),
-];
+/// How the sentence of a crate begins that does not exist.
+const NOT_YET: &str = "not yet: ";
+
+/// A row of ARCHITECTURE.md's table.
+#[derive(Debug)]
+struct Crate {
+    sentence: String,
+    /// Which of our crates it may name, in any kind of dependency.
+    may_use: BTreeSet<String>,
+    /// What its tests may name beyond that.
+    tests_may_use: BTreeSet<String>,
+}
+
+type Table = BTreeMap<String, Crate>;
+
+fn table() -> Table {
+    let rows = common::table(&common::read("ARCHITECTURE.md"), "## Crates");
+    assert_eq!(rows[0], ["crate", "in one sentence", "may use", "its tests also"]);
+    let names = |cell: &str| common::code(cell).into_iter().collect();
+    rows[1..]
+        .iter()
+        .map(|row| {
+            let row_of =
+                Crate { sentence: row[1].clone(), may_use: names(&row[2]), tests_may_use: names(&row[3]) };
+            (common::code(&row[0]).remove(0), row_of)
+        })
+        .collect()
+}
 
 /// Named as a dev-dependency alone, by whoever wants it.
 const DEV_ONLY: &str = "testkit";
@@ -40,15 +44,22 @@ const DEV_ONLY: &str = "testkit";
 /// One dependency: who, whom, and whether for tests only.
 type Edge = (String, String, bool);
 
-fn edges() -> Vec<Edge> {
+fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let short = |name: &str| name.strip_prefix("hotcell-").map(str::to_owned);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn short(name: &str) -> Option<String> {
+    name.strip_prefix("hotcell-").map(str::to_owned)
+}
+
+fn edges() -> Vec<Edge> {
+    let metadata = metadata();
     let mut edges = Vec::new();
     for package in metadata["packages"].as_array().unwrap() {
         let from = short(package["name"].as_str().unwrap()).expect("every crate is called hotcell-…");
@@ -62,22 +73,21 @@ fn edges() -> Vec<Edge> {
 }
 
 /// Everything that is wrong with a graph.
-fn faults(edges: &[Edge]) -> Vec<String> {
-    let table: BTreeMap<&str, &[&str]> = MAY_USE.iter().copied().collect();
+fn faults(edges: &[Edge], table: &Table) -> Vec<String> {
     let mut named: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut faults = Vec::new();
     for (from, to, dev) in edges {
         named.entry(from).or_default().insert(to);
-        let Some(allowed) = table.get(from.as_str()) else {
+        let Some(row) = table.get(from.as_str()) else {
             faults.push(format!("{from} is not in the table"));
             continue;
         };
-        let in_tests = *dev && TESTS_MAY_USE.contains(&(from.as_str(), to.as_str()));
+        let in_tests = *dev && row.tests_may_use.contains(to);
         if to == DEV_ONLY {
             if !dev {
                 faults.push(format!("{from} names {to}, which is for tests alone"));
             }
-        } else if !allowed.contains(&to.as_str()) && !in_tests {
+        } else if !row.may_use.contains(to) && !in_tests {
             faults.push(format!("{from} names {to}"));
         }
     }
@@ -121,20 +131,56 @@ fn the_walls_stand() {
     let edges = edges();
     assert!(edges.len() >= 10, "the graph was not read: {edges:?}");
     assert!(edges.contains(&("decide".into(), "policy".into(), false)), "{edges:?}");
-    assert_eq!(faults(&edges), [""; 0]);
+    assert_eq!(faults(&edges, &table()), [""; 0]);
 }
 
 #[test]
 fn the_table_itself_keeps_decide_and_advisory_apart() {
-    let all: Vec<Edge> = MAY_USE
+    let table = table();
+    let all: Vec<Edge> = table
         .iter()
-        .flat_map(|(from, to)| to.iter().map(|to| ((*from).to_owned(), (*to).to_owned(), false)))
+        .flat_map(|(from, row)| row.may_use.iter().map(|to| (from.clone(), to.clone(), false)))
         .collect();
-    assert_eq!(faults(&all), [""; 0], "even if every allowed edge were there");
+    assert!(all.len() > 20, "the table was not read: {all:?}");
+    assert_eq!(faults(&all, &table), [""; 0], "even if every allowed edge were there");
+}
+
+#[test]
+fn every_crate_has_its_row_and_its_sentence() {
+    let mut table = table();
+    for package in metadata()["packages"].as_array().unwrap() {
+        let name = short(package["name"].as_str().unwrap()).unwrap();
+        let row = table.remove(&name).unwrap_or_else(|| panic!("{name} is not in the table"));
+        assert_eq!(package["description"].as_str().unwrap(), row.sentence, "{name}");
+    }
+    for (name, row) in &table {
+        assert!(row.sentence.starts_with(NOT_YET), "there is no crate {name}");
+    }
+}
+
+/// cargo-deny checks two of the walls as well; it must check the same ones.
+#[test]
+fn deny_toml_says_the_same() {
+    let table = table();
+    let deny = common::read("deny.toml");
+    for wall in ["advisory", "decide"] {
+        let start = format!("{{ crate = \"hotcell-{wall}\", wrappers = [");
+        let rest = deny.split(&start).nth(1).unwrap_or_else(|| panic!("{wall} has no wrappers"));
+        let list = rest.split(']').next().unwrap();
+        let wrappers: BTreeSet<String> =
+            list.split(',').filter_map(|name| short(name.trim().trim_matches('"'))).collect();
+        let named: BTreeSet<String> = table
+            .iter()
+            .filter(|(_, row)| row.may_use.contains(wall))
+            .map(|(name, _)| name.clone())
+            .collect();
+        assert_eq!(wrappers, named, "{wall}");
+    }
 }
 
 #[test]
 fn wrong_graphs_are_seen() {
+    let table = table();
     let edge = |from: &str, to: &str, dev: bool| (from.to_owned(), to.to_owned(), dev);
     for (graph, expected) in [
         (vec![edge("decide", "advisory", true)], "decide names advisory"),
@@ -150,8 +196,10 @@ fn wrong_graphs_are_seen() {
         (vec![edge("runtime", "verify", false)], "runtime names verify"),
         (vec![edge("extra", "ledger", false)], "extra is not in the table"),
     ] {
-        let found = faults(&graph);
+        let found = faults(&graph, &table);
         assert!(found.iter().any(|fault| fault == expected), "{expected:?} is not in {found:?}");
     }
-    assert_eq!(faults(&[edge("runtime", "testkit", true)]), [""; 0]);
+    for fine in [edge("runtime", "testkit", true), edge("runtime", "verify", true)] {
+        assert_eq!(faults(&[fine], &table), [""; 0]);
+    }
 }

@@ -29,6 +29,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -107,7 +108,8 @@ impl Parts {
         };
         let argv = args::arguments(plan, fds, host::tsc_khz());
         let mut command = Command::new(program);
-        command.args(&argv).env_clear().current_dir("/");
+        // A process group of its own: a terminal's interrupt is for Hotcell, which ends the machine itself.
+        command.args(&argv).env_clear().current_dir("/").process_group(0);
         command.env(REGISTRY_VARIABLE, dir.parent().unwrap_or(dir));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host::inherit(

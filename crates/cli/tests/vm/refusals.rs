@@ -1,0 +1,226 @@
+//! What was asked wrongly, or can't be done here: said in a paragraph that helps,
+//! and nothing is left behind.
+
+use crate::harness::{Job, Outcome, SOON, home, hotcell, warm_up};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+fn assert_paragraph(output: &Output, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+    assert!(!text.trim().is_empty() && !text.contains("panicked"), "{text}");
+}
+
+/// Runs `hotcell run FLAGS -- true` where no machine may come of it.
+fn refused(flags: &[&str], code: i32, words: &[&str]) {
+    let out = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let mut command = hotcell();
+    command.args(["run", "--accel", "tcg", "--name", "test-refused-run"]);
+    if !flags.contains(&"--out") {
+        command.arg("--out").arg(out.path());
+    }
+    let output = command.args(flags).args(["--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{flags:?}: {output:?}");
+    assert_paragraph(&output, words);
+    if code == 125 {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let last = text.trim_end().rsplit("\n\n").next().unwrap();
+        assert!(
+            text.starts_with("hotcell: ") && last.len() == text.trim_end().len(),
+            "one paragraph: {text}"
+        );
+    }
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(begun.elapsed() < SOON, "{flags:?} took {:?}", begun.elapsed());
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "{flags:?} left something in --out");
+    assert!(!home().join("state/live/test-refused-run").exists(), "{flags:?} left an entry");
+    assert!(!home().join("state/runs/test-refused-run").exists(), "{flags:?} left a record");
+}
+
+fn with_policy(toml: &str, words: &[&str]) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), toml).unwrap();
+    refused(&["--policy", file.path().to_str().unwrap()], 125, words);
+}
+
+#[test]
+fn wrong_flags_are_usage_errors() {
+    refused(&["--nonsense"], 2, &["--nonsense"]);
+    refused(&["--timeout", "0"], 2, &["--timeout", "1..=3600"]);
+    refused(&["--timeout", "3601"], 2, &["--timeout", "1..=3600"]);
+    refused(&["--timeout", "soon"], 2, &["--timeout"]);
+    refused(&["--network", "host"], 2, &["--network"]);
+    refused(&["--accel", "xen"], 2, &["kvm", "tcg"]);
+    let nothing = hotcell().args(["run", "--"]).output().unwrap();
+    assert_eq!(nothing.status.code(), Some(2));
+    assert_paragraph(&nothing, &["CMD"]);
+}
+
+#[test]
+fn images_that_do_not_exist_or_are_paths_are_refused() {
+    warm_up();
+    refused(&["--image", "nosuch"], 125, &["no image `nosuch`", "hotcell image ls"]);
+    for path in ["a/b", "..", "../../etc", "/etc", ".hidden", ""] {
+        refused(&["--image", path], 125, &["no image name", "begin"]);
+    }
+}
+
+#[test]
+fn policies_that_can_not_be_read_or_say_unknown_things_are_refused() {
+    refused(&["--policy", "/nonexistent/policy.toml"], 125, &["/nonexistent/policy.toml", "No such file"]);
+    refused(&["--policy", "/"], 125, &["policy /", "directory"]);
+    with_policy("[limits", &["not TOML"]);
+    with_policy("[limits]\nmemroy_mib = 512\n", &["memroy_mib", "nearest key is `memory_mib`"]);
+    with_policy("[limit]\nvcpus = 1\n", &["nearest table is [limits]"]);
+    with_policy("[network]\nallow = true\n", &["no network device", "--put"]);
+    with_policy("[capabilities]\nnet_egress = [\"pypi.org\"]\n", &["no network device"]);
+    with_policy("[limits]\ntimeout_s = 0\n", &["timeout_s", "1..=3600"]);
+    with_policy("[capabilities]\nwrite = [\"/etc/passwd\"]\n", &["/etc/passwd"]);
+    with_policy("[capabilities]\npackages = [\"numpy\"]\n", &["numpy"]);
+}
+
+#[test]
+fn names_that_are_bad_or_taken_are_refused() {
+    warm_up();
+    for name in ["short", "UPPERCASE-NAME", "../../../escape", "-starts-with-a-dash", "with space in it"] {
+        let flag = format!("--name={name}");
+        let out = tempfile::tempdir().unwrap();
+        let output = hotcell()
+            .args(["run", "--accel", "tcg", &flag, "--out"])
+            .arg(out.path())
+            .args(["--", "true"])
+            .output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(125), "{name}: {output:?}");
+        assert_paragraph(&output, &["run id"]);
+        assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+    }
+    let out = tempfile::tempdir().unwrap();
+    let taken = out.path().join("test-taken-name");
+    fs::create_dir(&taken).unwrap();
+    fs::write(taken.join("mine"), "precious").unwrap();
+    let output = hotcell()
+        .args(["run", "--accel", "tcg", "--name", "test-taken-name", "--out"])
+        .arg(out.path())
+        .args(["--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_paragraph(&output, &["exists already", "--name"]);
+    assert_eq!(fs::read(taken.join("mine")).unwrap(), b"precious", "a record was written over");
+    assert_eq!(fs::read_dir(&taken).unwrap().count(), 1);
+}
+
+#[test]
+fn an_out_that_can_not_be_written_is_refused() {
+    warm_up();
+    refused(&["--out", "/proc/hotcell"], 125, &["/proc/hotcell", "writable `--out`"]);
+    refused(&["--out", "/dev/null"], 125, &["/dev/null"]);
+}
+
+#[test]
+fn a_full_file_system_ends_the_run_before_anything_starts() {
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+    warm_up();
+    let dir = tempfile::tempdir().unwrap();
+    // The size of one page: a folder fits, a record does not.
+    if mount("none", dir.path(), "tmpfs", MountFlags::empty(), c"size=4k").is_err() {
+        println!("NOT RUN: mounting a small file system needs root");
+        return;
+    }
+    refused(&["--out", dir.path().to_str().unwrap()], 125, &["can't write the bundle", "space"]);
+    let left = fs::read_dir(dir.path()).unwrap().count();
+    unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+    assert_eq!(left, 0, "the refused run left something");
+}
+
+#[test]
+fn kvm_or_nothing_is_refused_where_there_is_no_kvm() {
+    warm_up();
+    let out = tempfile::tempdir().unwrap();
+    // Without the device there is nothing to try; with it the answer is the probe's.
+    if Path::new("/dev/kvm").exists() {
+        println!("NOT RUN: /dev/kvm exists here; the probe's answers are tested in hotcell-vm");
+        return;
+    }
+    let output = hotcell()
+        .args(["run", "--accel", "kvm", "--out"])
+        .arg(out.path())
+        .args(["--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_paragraph(&output, &["KVM was asked for", "--accel"]);
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn without_a_home_nothing_is_guessed() {
+    let mut command = hotcell();
+    for name in ["HOTCELL_HOME", "HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"] {
+        command.env_remove(name);
+    }
+    let output = command.args(["run", "--accel", "tcg", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_paragraph(&output, &["set HOTCELL_HOME"]);
+}
+
+/// A program in the VMM's place.
+fn fake_qemu(script: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("qemu-system-x86_64");
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    (dir, program)
+}
+
+fn failed_start(script: &str, word: &str, patience: Duration) -> Outcome {
+    let (_dir, program) = fake_qemu(script);
+    let begun = Instant::now();
+    let outcome = Job::new(["true"]).env("HOTCELL_QEMU", program).run();
+    assert_eq!(outcome.code, Some(125), "{outcome:?}");
+    assert_eq!(outcome.verdict(), "FAILED");
+    assert!(outcome.err().contains(word), "{outcome:?}");
+    assert!(begun.elapsed() < patience, "{outcome:?}");
+    // The record says why, and it is whole.
+    assert_eq!(outcome.record().facts("failed").count(), 1);
+    outcome
+}
+
+#[test]
+fn a_qemu_that_is_not_there_is_said_before_anything_is_made() {
+    let out = tempfile::tempdir().unwrap();
+    let output = hotcell()
+        .env("HOTCELL_QEMU", "/nonexistent/qemu")
+        .args(["run", "--accel", "tcg", "--out"])
+        .arg(out.path())
+        .args(["--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert_paragraph(&output, &["HOTCELL_QEMU", "/nonexistent/qemu", "unset"]);
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_qemu_that_dies_at_start_is_quoted() {
+    let script = "#!/bin/sh\necho 'qemu: the moon is in the wrong phase' >&2\nexit 1\n";
+    failed_start(script, "the moon is in the wrong phase", SOON);
+}
+
+#[test]
+fn a_qemu_that_can_not_be_executed_is_named() {
+    failed_start("#!/nonexistent/interpreter\n", "qemu-system-x86", SOON);
+}
+
+#[test]
+fn a_qemu_that_hangs_is_given_up_and_ended() {
+    // The control channel's own deadline is 20 s.
+    failed_start("#!/bin/sh\nexec sleep 600\n", "does not answer", SOON * 2);
+}
