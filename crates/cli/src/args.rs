@@ -121,8 +121,53 @@ pub(crate) struct Demo {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Image {
+    /// Build an image, or build it anew.
+    Build(ImageBuild),
     /// List the images.
     Ls,
+    /// Show what an image is and holds.
+    Show(ImageShow),
+    /// Remove an image. Runs that use it go on.
+    Rm(ImageRm),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageBuild {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// busybox | debian:SUITE | oci:DIR[:TAG] | docker-archive:FILE | docker://REF | dir:PATH
+    #[arg(long, value_name = "SOURCE")]
+    pub(crate) from: String,
+    /// Debian packages beyond the minimum, with commas between them.
+    #[arg(long, value_name = "PKGS", value_delimiter = ',')]
+    pub(crate) include: Vec<String>,
+    /// Debian mirror; without it mmdebstrap's own.
+    #[arg(long, value_name = "URL")]
+    pub(crate) mirror: Option<String>,
+    /// Keep set-user-id and set-group-id bits, which the machine ignores either way.
+    #[arg(long)]
+    pub(crate) keep_setuid: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageShow {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Print everything, the manifest included, as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageRm {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -125,9 +125,8 @@ fn complete(stage: &mut Stage, client: &[u8], config: &ImageConfig) -> Result<()
     // Docker makes a working directory that is not there; below a mount point it would be hidden.
     if let Some(workdir) = &config.workdir {
         let path = stage.follow(workdir)?;
-        let is_hidden = MOUNT_POINTS.iter().any(|(point, _)| {
-            clean(point).is_ok_and(|point| path.is_within(&point))
-        });
+        let is_hidden =
+            MOUNT_POINTS.iter().any(|(point, _)| clean(point).is_ok_and(|point| path.is_within(&point)));
         match stage.tree().get(&path) {
             Some(Entry { node: Node::Directory, .. }) => {}
             Some(_) => return Err(refuse(workdir, "it is the working directory, but a file".into())),
@@ -140,7 +139,13 @@ fn complete(stage: &mut Stage, client: &[u8], config: &ImageConfig) -> Result<()
     }
     let place = stage.follow(CLIENT)?;
     stage.bytes(&place, 0o755, client)?;
-    account(stage, "/etc/passwd", 2, "x:1000:1000:agent:/workspace:/bin/sh", "root:x:0:0:root:/root:/bin/sh\n")?;
+    account(
+        stage,
+        "/etc/passwd",
+        2,
+        "x:1000:1000:agent:/workspace:/bin/sh",
+        "root:x:0:0:root:/root:/bin/sh\n",
+    )?;
     account(stage, "/etc/group", 2, "x:1000:", "root:x:0:\n")
 }
 

@@ -62,7 +62,8 @@ pub(crate) fn apply_debian(
         let path = CleanPath::clean(path).map_err(|error| refuse(path, error.to_string()))?;
         stage.whiteout_anything(&path);
     }
-    let hostname = CleanPath::clean("/etc/hostname").map_err(|error| refuse("/etc/hostname", error.to_string()))?;
+    let hostname =
+        CleanPath::clean("/etc/hostname").map_err(|error| refuse("/etc/hostname", error.to_string()))?;
     stage.bytes(&hostname, 0o644, b"hotcell\n")
 }
 

@@ -217,7 +217,10 @@ fn entries(
         };
         let size = entry.size();
         if notes.size.is_some_and(|told| told != size) || notes.sparse || kind == EntryType::GNUSparse {
-            return Err(refuse(path.as_str(), "it is a sparse file or tells two sizes; pack it plainly".into()));
+            return Err(refuse(
+                path.as_str(),
+                "it is a sparse file or tells two sizes; pack it plainly".into(),
+            ));
         }
         if notes.capability {
             stage.leave_out("file capabilities");
@@ -256,8 +259,7 @@ fn entries(
 fn marker(stage: &mut Stage, path: &CleanPath) -> Result<bool, ImageError> {
     let (folder, name) = path.as_str().rsplit_once('/').unwrap_or(("", path.as_str()));
     let folder = if folder.is_empty() { "/" } else { folder };
-    let clean =
-        |text: &str| CleanPath::clean(text).map_err(|error| refuse(path.as_str(), error.to_string()));
+    let clean = |text: &str| CleanPath::clean(text).map_err(|error| refuse(path.as_str(), error.to_string()));
     if name.as_bytes() == OPAQUE {
         stage.opaque(&clean(folder)?)?;
         return Ok(true);

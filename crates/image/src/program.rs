@@ -25,12 +25,10 @@ impl Running {
         advice: &'static str,
         command: &mut Command,
     ) -> Result<Running, ImageError> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| ImageError::Program { program: name.into(), why: error.to_string(), advice })?;
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(
+                |error| ImageError::Program { program: name.into(), why: error.to_string(), advice },
+            )?;
         let complaint = child.stderr.take().map(|stderr| {
             std::thread::spawn(move || {
                 let mut last = VecDeque::new();
@@ -70,10 +68,7 @@ impl Running {
     pub(crate) fn output(mut self, limit: u64) -> Result<Vec<u8>, ImageError> {
         let mut bytes = Vec::new();
         if let Some(stdout) = self.stdout() {
-            stdout
-                .take(limit + 1)
-                .read_to_end(&mut bytes)
-                .map_err(|error| self.fault(error.to_string()))?;
+            stdout.take(limit + 1).read_to_end(&mut bytes).map_err(|error| self.fault(error.to_string()))?;
         }
         if bytes.len() as u64 > limit {
             return Err(self.fault(format!("it says more than {limit} bytes")));

@@ -192,7 +192,9 @@ mod tests {
             assert_eq!(Source::parse(text, Path::new("/x")).unwrap().to_string(), text);
         }
         assert_eq!(Source::parse("dir:a", Path::new("/x")).unwrap().to_string(), "dir:/x/a");
-        for bad in ["", "ftp:x", "debian:", "debian:../x", "debian:-x", "docker://", "docker://-x", "docker://a b"] {
+        for bad in
+            ["", "ftp:x", "debian:", "debian:../x", "debian:-x", "docker://", "docker://-x", "docker://a b"]
+        {
             assert!(Source::parse(bad, Path::new("/")).is_err(), "{bad}");
         }
     }
@@ -203,7 +205,8 @@ mod tests {
         for text in ["localhost:5000/a", "127.0.0.1:5000/a", "127.9.9.9/a:1", "[::1]:5000/a", "localhost/a"] {
             assert!(loopback(text), "{text}");
         }
-        for text in ["python", "localhost.example.org/a", "127.0.0.1.example.org/a", "10.0.0.1:5000/a", "a/b"] {
+        for text in ["python", "localhost.example.org/a", "127.0.0.1.example.org/a", "10.0.0.1:5000/a", "a/b"]
+        {
             assert!(!loopback(text), "{text}");
         }
     }

@@ -360,7 +360,8 @@ impl Stage {
         let (folder, name) = path.as_str().rsplit_once('/').unwrap_or(("", path.as_str()));
         let folder = self.follow(folder)?;
         let folder = if folder.as_str() == "/" { "" } else { folder.as_str() };
-        CleanPath::clean(&format!("{folder}/{name}")).map_err(|error| refuse(path.as_str(), error.to_string()))
+        CleanPath::clean(&format!("{folder}/{name}"))
+            .map_err(|error| refuse(path.as_str(), error.to_string()))
     }
 
     /// Where a path leads, all links followed as in a chroot; it need not be there.

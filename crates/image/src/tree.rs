@@ -49,9 +49,7 @@ impl Content {
             Content::File(from) => {
                 File::open(from).map_err(at(from))?.take(limit).read_to_end(&mut bytes).map_err(at(from))?
             }
-            Content::Slice(slice) => {
-                slice.reader().take(limit).read_to_end(&mut bytes).map_err(at(&here))?
-            }
+            Content::Slice(slice) => slice.reader().take(limit).read_to_end(&mut bytes).map_err(at(&here))?,
         };
         Ok(bytes)
     }
