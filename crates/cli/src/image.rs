@@ -1,12 +1,15 @@
-//! `hotcell image`: build, ls, show, rm.
+//! `hotcell image`: build, rebuild, ls, show, rm.
 
 use crate::args;
 use crate::exit::Fatal;
 use crate::session::Session;
-use hotcell_image::{Image, ImageError, Limits, Progress, Recipe, Source};
+use crate::verify;
+use hotcell_image::{Image, ImageError, Limits, Pin, Progress, Recipe, Source};
 use hotcell_policy::EntryKind;
+use hotcell_verify::{Identity, Options, verify_bundle};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -23,6 +26,7 @@ pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
             let image = session.store.image(&args.name, &mut |text| eprintln!("hotcell: {text}"));
             show(&image.map_err(Fatal::failed)?, args.json);
         }
+        args::Image::Rebuild(args) => rebuild(&session, &args)?,
         args::Image::Rm(args) => session.store.remove(&args.name).map_err(Fatal::failed)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -37,15 +41,83 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
     include.dedup();
     let recipe =
         Recipe { include, mirror: args.mirror, keep_setuid: args.keep_setuid, ..Recipe::new(source) };
-    let mut bar = Bar::new();
-    let built = session.store.build(&args.name, &recipe, Limits::default(), &mut bar);
-    bar.end();
-    let image = built.map_err(|error| match error {
-        ImageError::Request(_) | ImageError::Name { .. } => Fatal::usage(error),
-        error => Fatal::failed(error),
-    })?;
+    let image = build_showing(session, &args.name, &recipe, args.pip.as_deref())?;
     show(&image, args.json);
     Ok(())
+}
+
+fn build_showing(
+    session: &Session,
+    name: &str,
+    recipe: &Recipe,
+    requirements: Option<&Path>,
+) -> Result<Image, Fatal> {
+    let mut bar = Bar::new();
+    let built = session.store.build(name, recipe, requirements, Limits::default(), &mut bar);
+    bar.end();
+    built.map_err(|error| match error {
+        ImageError::Request(_) | ImageError::Name { .. } => Fatal::usage(error),
+        error => Fatal::failed(error),
+    })
+}
+
+/// Nothing is ever added to a live machine: what a run asked for and its policy
+/// approved goes into the next image, if a person says yes.
+fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
+    let image = session.store.image(&args.name, &mut |_| ()).map_err(Fatal::failed)?;
+    let mut options = Options { own_key: verify::own_key(), ..Options::default() };
+    for key in &args.key {
+        options.trusted_keys.push(verify::read_key(key)?);
+    }
+    let verification = verify_bundle(&args.from_run, &options).map_err(Fatal::usage)?;
+    let verified = verification.into_verified().map_err(|verification| {
+        let bundle = args.from_run.display();
+        let why = "nothing is built from it. `hotcell verify` says what is wrong";
+        Fatal::failed(format!("the record {bundle} is {}: {why}", verification.outcome().as_str()))
+    })?;
+    let verification = verified.verification();
+    if !verification
+        .note
+        .as_ref()
+        .is_some_and(|note| matches!(note.identity, Identity::Own | Identity::Pinned))
+    {
+        return Err(Fatal::failed(
+            "the record is signed by somebody whom Hotcell does not know: give the key with --key if you trust it",
+        ));
+    }
+    let pending: Result<Vec<Pin>, _> =
+        verification.derived.pending_rebuild.iter().map(|text| Pin::parse(text)).collect();
+    let pending = pending.map_err(Fatal::failed)?;
+    if pending.is_empty() {
+        println!("the run asked for no package that its policy approved: {} stays as it is", args.name);
+        return Ok(());
+    }
+    let mut recipe = image.details.recipe.clone();
+    println!("{} is built again from {}, with", args.name, recipe.source);
+    for pin in &pending {
+        let old = recipe.pins.iter().position(|old| old.name == pin.name).map(|at| recipe.pins.remove(at));
+        let instead = old.filter(|old| old != pin).map(|old| format!(" (instead of {})", old.version));
+        println!("  {}{}", shown(&pin.to_string()), instead.unwrap_or_default());
+    }
+    recipe.pins.extend(pending);
+    recipe.pins.sort();
+    recipe.pins.dedup();
+    if !args.yes && !asked()? {
+        return Err(Fatal::failed("nothing was built"));
+    }
+    let image = build_showing(session, &args.name, &recipe, None)?;
+    show(&image, false);
+    Ok(())
+}
+
+fn asked() -> Result<bool, Fatal> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Fatal::usage("nobody is there to be asked: look at the list and give --yes"));
+    }
+    eprint!("Build it? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).map_err(Fatal::failed)?;
+    Ok(matches!(answer.trim(), "y" | "yes"))
 }
 
 /// Files, executables and so on of an image.
@@ -96,6 +168,9 @@ fn show(image: &Image, json: bool) {
     line("source", details.recipe.source.to_string());
     if !details.recipe.include.is_empty() {
         line("packages", details.recipe.include.join(", "));
+    }
+    for pin in &details.recipe.pins {
+        line("wheel", pin.to_string());
     }
     if let Some(resolved) = &details.resolved {
         line("pinned", resolved.clone());

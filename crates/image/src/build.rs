@@ -7,6 +7,7 @@ use crate::error::ImageError;
 use crate::folder;
 use crate::limits::Limits;
 use crate::oci;
+use crate::pip::{self, Pin};
 use crate::progress::Progress;
 use crate::registry::apply_registry;
 use crate::source::Source;
@@ -43,6 +44,8 @@ pub struct Recipe {
     pub include: Vec<String>,
     /// Another Debian mirror than mmdebstrap's.
     pub mirror: Option<String>,
+    /// Python packages that are installed: exactly these artifacts.
+    pub pins: Vec<Pin>,
     /// Whether set-user-id bits stay. The guest mounts its root nosuid either way.
     pub keep_setuid: bool,
 }
@@ -50,7 +53,7 @@ pub struct Recipe {
 impl Recipe {
     /// A source and nothing else.
     pub fn new(source: Source) -> Recipe {
-        Recipe { source, include: Vec::new(), mirror: None, keep_setuid: false }
+        Recipe { source, include: Vec::new(), mirror: None, pins: Vec::new(), keep_setuid: false }
     }
 }
 
@@ -60,11 +63,14 @@ pub(crate) struct Built {
     pub(crate) config: ImageConfig,
     pub(crate) resolved: Option<String>,
     pub(crate) left_out: BTreeMap<String, u64>,
+    /// The recipe that gives the same again: requirements have become pins.
+    pub(crate) recipe: Recipe,
 }
 
 /// Puts the tree together; `scratch` holds the bytes meanwhile.
 pub(crate) fn build(
     recipe: &Recipe,
+    requirements: Option<&Path>,
     client: &[u8],
     scratch: &Path,
     limits: Limits,
@@ -80,9 +86,12 @@ pub(crate) fn build(
     let mut resolved = None;
     match &recipe.source {
         Source::Busybox => {
+            if requirements.is_some() || !recipe.pins.is_empty() {
+                return Err(ImageError::Request("busybox has no python3 that could use wheels".into()));
+            }
             let mut tree = busybox_tree()?;
             tree.put(CLIENT, 0o755, Node::File(Content::Bytes(client.to_vec())))?;
-            return Ok(Built { tree, config, resolved, left_out: BTreeMap::new() });
+            return Ok(Built { tree, config, resolved, left_out: BTreeMap::new(), recipe: recipe.clone() });
         }
         Source::Debian(suite) => {
             apply_debian(&mut stage, suite, &recipe.include, recipe.mirror.as_deref(), progress)?;
@@ -99,11 +108,17 @@ pub(crate) fn build(
             resolved = Some(applied.resolved);
         }
     }
+    let pins = pip::install(&mut stage, requirements, &recipe.pins, progress)?;
     complete(&mut stage, client, &config)?;
     python_headers(&mut stage)?;
     let left_out = &stage.left_out().kinds;
     let left_out = left_out.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect();
-    Ok(Built { tree: stage.into_tree(), config, resolved, left_out })
+    let mut recipe = Recipe { pins, ..recipe.clone() };
+    // A tag moves; what was built from is kept by its digest.
+    if let (Source::Registry(reference), Some(digest)) = (&recipe.source, &resolved) {
+        recipe.source = Source::Registry(reference.pinned(digest));
+    }
+    Ok(Built { tree: stage.into_tree(), config, resolved, left_out, recipe })
 }
 
 /// Adds what every root needs.

@@ -186,7 +186,7 @@ pub(crate) fn layout(
             return Err(fail(dir.display().to_string(), why));
         }
         // The same tag twice: the newest is the last, as umoci has it.
-        (Some(first), Some(_)) => matching.last().unwrap_or(first).clone(),
+        (Some(first), Some(_)) => matching.next_back().unwrap_or(first).clone(),
         (None, _) => {
             let tag = tag.unwrap_or_default();
             let why = format!("it has no image {tag:?}; it has: {}", names.join(", "));

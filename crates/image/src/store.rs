@@ -144,7 +144,13 @@ impl Store {
             say("building the image busybox");
             let _lock = self.lock_name(&name)?;
             if !self.is_current(&place) {
-                self.build_locked(&name, &Recipe::new(Source::Busybox), Limits::default(), &mut Silent)?;
+                self.build_locked(
+                    &name,
+                    &Recipe::new(Source::Busybox),
+                    None,
+                    Limits::default(),
+                    &mut Silent,
+                )?;
             }
         }
         if !place.is_dir() {
@@ -182,6 +188,7 @@ impl Store {
 
     /// Builds an image, or builds it anew. An image of this name stays as it is
     /// until the new one is complete, and for good where the build fails.
+    /// `requirements`: a requirements file of pip's with hashes, whose wheels are installed.
     ///
     /// # Errors
     /// The source can't be had, is refused, or there is no room.
@@ -189,6 +196,7 @@ impl Store {
         &self,
         name: &str,
         recipe: &Recipe,
+        requirements: Option<&Path>,
         limits: Limits,
         progress: &mut dyn Progress,
     ) -> Result<Image, ImageError> {
@@ -200,7 +208,7 @@ impl Store {
         }
         {
             let _lock = self.lock_name(&name)?;
-            self.build_locked(&name, recipe, limits, progress)?;
+            self.build_locked(&name, recipe, requirements, limits, progress)?;
         }
         self.image(name.as_str(), &mut |_| ())
     }
@@ -232,17 +240,18 @@ impl Store {
         &self,
         name: &ImageName,
         recipe: &Recipe,
+        requirements: Option<&Path>,
         limits: Limits,
         progress: &mut dyn Progress,
     ) -> Result<(), ImageError> {
         let scratch = self.cache.join("build");
         make_dir(&scratch)?;
-        let built = build(recipe, self.guest.request, &scratch, limits, progress)?;
+        let built = build(recipe, requirements, self.guest.request, &scratch, limits, progress)?;
         let (new, place) = (self.images.join(format!(".new.{name}")), self.images.join(name.as_str()));
         // What a killed builder left; the lock says that it is gone.
         let _ = fs::remove_dir_all(&new);
         progress.step("writing the root image");
-        let written = self.write_image(&new, recipe, built).and_then(|()| {
+        let written = self.write_image(&new, built).and_then(|()| {
             let flags = if place.exists() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
             renameat_with(CWD, &new, CWD, &place, flags).map_err(|errno| at(&place)(errno.into()))
         });
@@ -272,7 +281,7 @@ impl Store {
     }
 
     /// Writes what was built into `dir`.
-    fn write_image(&self, dir: &Path, recipe: &Recipe, built: Built) -> Result<(), ImageError> {
+    fn write_image(&self, dir: &Path, built: Built) -> Result<(), ImageError> {
         make_dir(dir)?;
         let root = dir.join("root.sqfs");
         built.tree.write_squashfs(File::create_new(&root).map_err(at(&root))?)?;
@@ -284,7 +293,7 @@ impl Store {
         fs::write(&path, &manifest).map_err(at(&path))?;
         let details = Details {
             format: FORMAT,
-            recipe: recipe.clone(),
+            recipe: built.recipe,
             resolved: built.resolved,
             config: built.config,
             root: digest.to_hex(),

@@ -146,7 +146,7 @@ impl Ground {
     }
 
     pub(crate) fn build(&self, name: &str, recipe: &Recipe, limits: Limits) -> Result<Image, ImageError> {
-        let built = self.store.build(name, recipe, limits, &mut Silent);
+        let built = self.store.build(name, recipe, None, limits, &mut Silent);
         self.check();
         built
     }

@@ -5,4 +5,6 @@
 
 mod fixture;
 mod hostile;
+mod registry;
 mod sources;
+mod wheels;

@@ -94,7 +94,7 @@ fn two_builds_of_one_name_at_once_end_with_one_image() {
             .map(|_| {
                 let build = || {
                     let recipe = ground.recipe();
-                    ground.store.build("same", &recipe, Limits::default(), &mut hotcell_image::Silent)
+                    ground.store.build("same", &recipe, None, Limits::default(), &mut hotcell_image::Silent)
                 };
                 scope.spawn(move || build().unwrap().digest)
             })
