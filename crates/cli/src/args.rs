@@ -154,8 +154,12 @@ pub(crate) struct ImageBuild {
     /// Name of the image.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
-    /// busybox | debian:SUITE | oci:DIR[:TAG] | docker-archive:FILE | docker://REF | dir:PATH
-    #[arg(long, value_name = "SOURCE")]
+    /// What it is built from.
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        help = "busybox | debian:SUITE | oci:DIR[:TAG] | docker-archive:FILE | docker://REF | dir:PATH"
+    )]
     pub(crate) from: String,
     /// Debian packages beyond the minimum, with commas between them.
     #[arg(long, value_name = "PKGS", value_delimiter = ',')]

@@ -1,5 +1,5 @@
 //! What `run` and `demo` share: the host's parts put together, and one run from
-//! an image name to a live [`Run`].
+//! an image name to a live `Run`.
 
 use crate::exit::Fatal;
 use crate::home::{Home, find_qemu};
