@@ -19,8 +19,8 @@ use std::process::Command;
 const ADVICE: &str = "Install skopeo (Debian, Ubuntu: apt-get install skopeo), and check the reference, the network, \
      and `skopeo login`";
 
-/// Files that say which signatures images must have; where the user has one, it is obeyed.
-const POLICIES: [&str; 2] = ["/etc/containers/policy.json", ".config/containers/policy.json"];
+/// What skopeo says where the user has no file that says which signatures images must have.
+const NO_POLICY: [&str; 2] = ["trust policy", "no such file"];
 
 pub(crate) fn apply_registry(
     stage: &mut Stage,
@@ -60,41 +60,42 @@ pub(crate) fn apply_registry(
 }
 
 fn manifest_of(reference: &Reference) -> Result<Vec<u8>, ImageError> {
-    let mut command = skopeo(None);
-    command.args(["inspect", "--raw", "--no-tags"]);
-    if reference.is_loopback() {
-        command.arg("--tls-verify=false");
-    }
-    command.arg("--").arg(format!("docker://{reference}"));
-    Running::start("skopeo", ADVICE, &mut command)?.output(MAX_JSON)
+    with_policy(|policy| {
+        let mut command = Command::new("skopeo");
+        command.args(policy).args(PLATFORM).args(["inspect", "--raw", "--no-tags"]);
+        if reference.is_loopback() {
+            command.arg("--tls-verify=false");
+        }
+        command.arg("--").arg(format!("docker://{reference}"));
+        Running::start("skopeo", ADVICE, &mut command)?.output(MAX_JSON)
+    })
 }
 
 fn download(reference: &Reference, dir: &Path, declared: u64) -> Result<(), ImageError> {
-    // A registry that sends more than it declared fills no disk: no file may be larger.
-    let mut command = skopeo(Some(declared.saturating_add(1 << 20)));
-    command.args(["copy", "--preserve-digests", "--quiet"]);
-    if reference.is_loopback() {
-        command.arg("--src-tls-verify=false");
-    }
-    command.arg("--").arg(format!("docker://{reference}")).arg(format!("dir:{}", dir.display()));
-    Running::start("skopeo", ADVICE, &mut command)?.finish()
+    with_policy(|policy| {
+        // A registry that sends more than it declared fills no disk: no file may be larger.
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--fsize={}", declared.saturating_add(1 << 20))).arg("skopeo");
+        command.args(policy).args(PLATFORM).args(["copy", "--preserve-digests", "--quiet"]);
+        if reference.is_loopback() {
+            command.arg("--src-tls-verify=false");
+        }
+        command.arg("--").arg(format!("docker://{reference}")).arg(format!("dir:{}", dir.display()));
+        Running::start("skopeo", ADVICE, &mut command)?.finish()
+    })
 }
 
-fn skopeo(largest_file: Option<u64>) -> Command {
-    let mut command = match largest_file {
-        None => Command::new("skopeo"),
-        Some(bytes) => {
-            let mut command = Command::new("prlimit");
-            command.arg(format!("--fsize={bytes}")).arg("skopeo");
-            command
+const PLATFORM: [&str; 4] = ["--override-os", "linux", "--override-arch", "amd64"];
+
+/// Obeys the user's signature policy; only where there is none goes on without,
+/// since the digests are checked here either way.
+fn with_policy<T>(run: impl Fn(&[&str]) -> Result<T, ImageError>) -> Result<T, ImageError> {
+    run(&[]).or_else(|error| {
+        let text = error.to_string();
+        if NO_POLICY.iter().all(|part| text.contains(part)) {
+            run(&["--insecure-policy"])
+        } else {
+            Err(error)
         }
-    };
-    // The caller's home, where skopeo itself looks. No policy at all would be an error of
-    // skopeo's; the digests are checked here either way.
-    let home = std::env::home_dir().unwrap_or_default();
-    if !POLICIES.iter().any(|policy| home.join(policy).exists()) {
-        command.arg("--insecure-policy");
-    }
-    command.args(["--override-os", "linux", "--override-arch", "amd64"]);
-    command
+    })
 }
