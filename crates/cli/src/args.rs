@@ -132,8 +132,78 @@ pub(crate) struct Demo {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Image {
+    /// Build an image, or build it anew.
+    Build(ImageBuild),
     /// List the images.
     Ls,
+    /// Show what an image is and holds.
+    Show(ImageShow),
+    /// Remove an image. Runs that use it go on.
+    Rm(ImageRm),
+    /// Build an image again, with the packages that a run asked for and its policy approved.
+    Rebuild(ImageRebuild),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageRebuild {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// The record of the run. It must be intact and signed by you or by a key that you give.
+    #[arg(long, value_name = "BUNDLE")]
+    pub(crate) from_run: PathBuf,
+    /// A public key that you trust, as `hotcell key` shows it; may be given several times.
+    #[arg(long, value_name = "PUBKEY")]
+    pub(crate) key: Vec<String>,
+    /// Do not ask.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageBuild {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// What it is built from.
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        help = "busybox | debian:SUITE | oci:DIR[:TAG] | docker-archive:FILE | docker://REF | dir:PATH"
+    )]
+    pub(crate) from: String,
+    /// Debian packages beyond the minimum, with commas between them.
+    #[arg(long, value_name = "PKGS", value_delimiter = ',')]
+    pub(crate) include: Vec<String>,
+    /// pip requirements, each pinned with its hashes; their wheels are installed without running anything of them.
+    #[arg(long, value_name = "REQUIREMENTS")]
+    pub(crate) pip: Option<PathBuf>,
+    /// Debian mirror; without it mmdebstrap's own.
+    #[arg(long, value_name = "URL")]
+    pub(crate) mirror: Option<String>,
+    /// Keep set-user-id and set-group-id bits, which the machine ignores either way.
+    #[arg(long)]
+    pub(crate) keep_setuid: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageShow {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Print everything, the manifest included, as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageRm {
+    /// Name of the image.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -73,7 +73,7 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
         }
         let argv = ["/bin/sh", "-c", scene.script].map(String::from).to_vec();
         let job = Job { image: "busybox".into(), name: None, policy, argv };
-        let Prepared { spec, boot, advisor } = session.prepare(job)?;
+        let Prepared { spec, boot, advisor, .. } = session.prepare(job)?;
         let runtime = Runtime { advisor: Some(advisor), ..runtime.clone() };
         let begun = Instant::now();
         let io = ExecIo {

@@ -7,6 +7,7 @@ mod demo;
 mod doctor;
 mod exit;
 mod home;
+mod image;
 mod profile;
 mod registry;
 mod run;
@@ -25,12 +26,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
     match cli.command {
         args::Command::Run(args) => run::run(args),
-        args::Command::Image(args::Image::Ls) => {
-            for name in session::Session::open()?.store.list().map_err(Fatal::failed)? {
-                println!("{name}");
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        args::Command::Image(command) => image::image(command),
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),
         args::Command::Profile(args::Profile::Absorb { bundles, out }) => profile::absorb(&bundles, &out),

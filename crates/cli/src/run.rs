@@ -36,11 +36,12 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
     let mut runtime = session.runtime(args.accel.into(), args.jail.into(), args.out)?;
     let job = Job { image: args.image, name: args.name, policy, argv: args.argv };
-    let Prepared { spec, boot, advisor } = session.prepare(job)?;
+    let Prepared { spec, boot, advisor, user } = session.prepare(job)?;
     runtime.advisor = Some(advisor);
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|error| Fatal::failed(format!("can't handle signals: {error}")))?;
-    let request = spec.command().map(ExecRequest::from);
+    let request =
+        spec.command().map(|command| ExecRequest { uid: user.0, gid: user.1, ..ExecRequest::from(command) });
     let line_open = Arc::new(AtomicBool::new(false));
     let io = ExecIo {
         stdin: inherited(io::stdin().as_fd()).map_or(Stdin::Empty, Stdin::Descriptor),

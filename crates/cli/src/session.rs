@@ -1,5 +1,5 @@
 //! What `run` and `demo` share: the host's parts put together, and one run from
-//! an image name to a live [`Run`].
+//! an image name to a live `Run`.
 
 use crate::exit::Fatal;
 use crate::home::{Home, find_qemu};
@@ -42,6 +42,8 @@ pub(crate) struct Prepared {
     pub(crate) spec: SealedSpec,
     pub(crate) boot: MeasuredBoot,
     pub(crate) advisor: Advisor,
+    /// User and group that the image wants.
+    pub(crate) user: (u32, u32),
 }
 
 impl Session {
@@ -112,23 +114,45 @@ impl Session {
             root: boot.root.digest,
         };
         let mut draft = RunDraft::new(job.name.unwrap_or_else(run_id), reference, job.policy);
-        let mut command = Command::new(job.argv);
-        for (name, value) in [
-            ("HOME", "/workspace"),
-            ("LANG", "C.UTF-8"),
-            ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
-            ("USER", "agent"),
-        ] {
+        let config = &image.details.config;
+        // As Docker does it: the entrypoint goes before whatever is run.
+        let mut command = Command::new(config.entrypoint.iter().cloned().chain(job.argv));
+        for (name, value) in
+            [("LANG", "C.UTF-8"), ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")]
+        {
             command.env.insert(name.into(), value.into());
+        }
+        for (name, value) in &config.env {
+            command.env.insert(name.clone(), value.as_str().into());
+        }
+        if config.uid != 1000 {
+            say(&format!("the image's user is {}:{}, who does not own /workspace", config.uid, config.gid));
+        }
+        // The machine has one home and one user, whatever the image says.
+        command.env.insert("HOME".into(), "/workspace".into());
+        command.env.insert("USER".into(), config.user.as_deref().unwrap_or("agent").into());
+        if let Some(workdir) = &config.workdir {
+            // The guest mounts its own file systems over these.
+            let is_hidden = ["/workspace", "/tmp", "/run", "/mnt", "/dev", "/proc", "/sys"]
+                .iter()
+                .any(|point| workdir.strip_prefix(point).is_some_and(|rest| rest.starts_with('/')));
+            if is_hidden {
+                say(&format!(
+                    "the image's working directory {workdir} is not in the machine: using /workspace"
+                ));
+            } else {
+                command.cwd.clone_from(workdir);
+            }
         }
         draft.command = Some(command);
         draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
         draft.binaries = Some(image.manifest.binaries().digest());
         boot.contents = Some(image.manifest);
         draft.fingerprint = fingerprint.as_ref().map(Fingerprint::digest);
+        let user = (image.details.config.uid, image.details.config.gid);
         let spec = draft.seal().map_err(Fatal::failed)?;
         let advisor: Advisor = Arc::new(move |ledger| opinions(ledger, fingerprint.as_ref()));
-        Ok(Prepared { spec, boot, advisor })
+        Ok(Prepared { spec, boot, advisor, user })
     }
 }
 

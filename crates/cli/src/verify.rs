@@ -38,7 +38,7 @@ pub(crate) fn key() -> Result<ExitCode, Fatal> {
 }
 
 /// The local user's key, where there is one; verifying makes none.
-fn own_key() -> Option<VerifierKey> {
+pub(crate) fn own_key() -> Option<VerifierKey> {
     let home = Home::from_env().ok()?;
     SigningKey::load(&home.key()).ok().map(|key| key.public().clone())
 }
@@ -52,7 +52,7 @@ fn read_note(path: &Path) -> Result<Vec<u8>, Fatal> {
 }
 
 /// A key as text, or a file that holds one.
-fn read_key(text: &str) -> Result<VerifierKey, Fatal> {
+pub(crate) fn read_key(text: &str) -> Result<VerifierKey, Fatal> {
     VerifierKey::parse(text).or_else(|error| {
         let held = std::fs::read_to_string(text).ok().and_then(|held| VerifierKey::parse(held.trim()).ok());
         held.ok_or_else(|| Fatal::usage(format!("--key {text}: {error}")))

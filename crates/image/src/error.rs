@@ -67,6 +67,23 @@ pub enum ImageError {
         /// What is wrong.
         why: String,
     },
+    /// More than an image may have.
+    #[error("the source is too much for an image: {why}")]
+    TooMuch {
+        /// Of what.
+        why: String,
+    },
+    /// A source that can't be read, or is not what it says.
+    #[error("{what}: {why}")]
+    Source {
+        /// Which part of it.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A build that was asked for wrongly.
+    #[error("{0}")]
+    Request(String),
     /// A file can't be read or written.
     #[error("{path}: {source}")]
     Io {

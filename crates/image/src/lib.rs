@@ -7,18 +7,40 @@
 //! Who may call: the command line, and tests.
 #![forbid(unsafe_code)]
 
+mod build;
 mod busybox;
+mod config;
+mod debian;
 mod error;
+mod folder;
 mod initramfs;
 mod kernel;
+mod layer;
+mod limits;
 mod name;
+mod oci;
+mod pip;
+mod program;
+mod progress;
+mod registry;
+mod source;
+mod spool;
+mod stage;
 mod store;
 mod tree;
+mod wheel;
 
+pub use build::Recipe;
 pub use busybox::busybox_tree;
+pub use config::ImageConfig;
 pub use error::ImageError;
 pub use initramfs::build_initramfs;
 pub use kernel::Kernel;
+pub use limits::Limits;
 pub use name::ImageName;
-pub use store::{Guest, Image, Store};
+pub use pip::Pin;
+pub use progress::{Progress, Silent};
+pub use source::{Reference, Source};
+pub use spool::Slice;
+pub use store::{Details, Guest, Image, Store};
 pub use tree::{Content, Node, Tree};

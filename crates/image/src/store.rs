@@ -8,16 +8,20 @@
 //! Everything is built in a folder beside its place and renamed; a lock lets one
 //! builder work at a time, and whoever waited finds it done.
 
-use crate::busybox::busybox_tree;
+use crate::build::{Built, Recipe, build};
+use crate::config::ImageConfig;
 use crate::error::{ImageError, at};
 use crate::initramfs::build_initramfs;
 use crate::kernel::Kernel;
+use crate::limits::Limits;
 use crate::name::ImageName;
-use crate::tree::{Content, Node, Tree};
+use crate::progress::{Progress, Silent};
+use crate::source::Source;
 use hotcell_ledger::Digest;
 use hotcell_policy::Manifest;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +31,7 @@ const DEFAULT_KERNEL: &str = "cloud";
 /// The image that is built at first use.
 const BUSYBOX: &str = "busybox";
 /// Raise it when what is built from the same inputs changes.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// The guest's programs, as they were built with this Hotcell.
 #[derive(Clone, Copy, Debug)]
@@ -47,23 +51,40 @@ pub struct Image {
     pub root: PathBuf,
     /// Digest of the squashfs when it was built.
     pub digest: Digest,
-    /// What it was built from, for people.
-    pub source: String,
+    /// How it was built and how its programs are started.
+    pub details: Details,
     /// What it holds, file by file.
     pub manifest: Manifest,
 }
 
 /// `image.json`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Facts {
+pub struct Details {
     format: u32,
-    source: String,
-    root: String,
-    /// Digest of manifest.json.
-    manifest: String,
-    /// Digest of the guest programs that are inside.
-    guest: String,
+    /// What it was built from.
+    pub recipe: Recipe,
+    /// SHA-256 that the source was pinned by, where it has one: of the OCI manifest
+    /// or index, or of a saved image's configuration.
+    pub resolved: Option<String>,
+    /// How its programs are started.
+    pub config: ImageConfig,
+    /// BLAKE3 of the squashfs.
+    pub root: String,
+    /// Its length.
+    pub root_bytes: u64,
+    /// BLAKE3 of manifest.json.
+    pub manifest: String,
+    /// BLAKE3 of the guest programs that are inside.
+    pub guest: String,
+    /// What of the source is not in the image: kind, and how many.
+    pub left_out: BTreeMap<String, u64>,
+}
+
+/// The one field that every release's image.json has.
+#[derive(Deserialize)]
+struct AnyFormat {
+    format: u32,
 }
 
 /// The folders.
@@ -121,32 +142,32 @@ impl Store {
         let place = self.images.join(name.as_str());
         if name.as_str() == BUSYBOX && !self.is_current(&place) {
             say("building the image busybox");
-            let _lock = lock(&self.images)?;
+            let _lock = self.lock_name(&name)?;
             if !self.is_current(&place) {
-                let new = self.images.join(format!(".new.{}", std::process::id()));
-                let _ = fs::remove_dir_all(&new);
-                self.write_image(&new, "busybox", busybox_tree()?)?;
-                if place.exists() {
-                    fs::remove_dir_all(&place).map_err(at(&place))?;
-                }
-                fs::rename(&new, &place).map_err(at(&place))?;
+                self.build_locked(
+                    &name,
+                    &Recipe::new(Source::Busybox),
+                    None,
+                    Limits::default(),
+                    &mut Silent,
+                )?;
             }
         }
         if !place.is_dir() {
             return Err(ImageError::NoImage { hint: String::new(), name: name.to_string() });
         }
-        let facts = self.facts(&place)?;
+        let details = self.details(&place)?;
         let index = place.join("image.json");
         let damaged = |why: &str| ImageError::Damaged { path: index.clone(), why: why.into() };
-        let digest = Digest::from_hex(&facts.root).ok_or_else(|| damaged("it has no digest"))?;
+        let digest = Digest::from_hex(&details.root).ok_or_else(|| damaged("it has no digest"))?;
         let path = place.join("manifest.json");
         let bytes = fs::read(&path).map_err(at(&path))?;
         let damaged = |why: String| ImageError::Damaged { path: path.clone(), why };
-        if Digest::of(&bytes).to_hex() != facts.manifest {
+        if Digest::of(&bytes).to_hex() != details.manifest {
             return Err(damaged("its digest is not the one that was recorded".into()));
         }
         let manifest = Manifest::from_json(&bytes).map_err(|error| damaged(error.to_string()))?;
-        Ok(Image { name, root: place.join("root.sqfs"), digest, source: facts.source, manifest })
+        Ok(Image { name, root: place.join("root.sqfs"), digest, details, manifest })
     }
 
     /// Names of all images, sorted.
@@ -165,41 +186,124 @@ impl Store {
         Ok(names)
     }
 
+    /// Builds an image, or builds it anew. An image of this name stays as it is
+    /// until the new one is complete, and for good where the build fails.
+    /// `requirements`: a requirements file of pip's with hashes, whose wheels are installed.
+    ///
+    /// # Errors
+    /// The source can't be had, is refused, or there is no room.
+    pub fn build(
+        &self,
+        name: &str,
+        recipe: &Recipe,
+        requirements: Option<&Path>,
+        limits: Limits,
+        progress: &mut dyn Progress,
+    ) -> Result<Image, ImageError> {
+        let name = ImageName::new(name)?;
+        if name.as_str() == BUSYBOX && recipe.source != Source::Busybox {
+            return Err(ImageError::Request(
+                "the name busybox is kept for the image that Hotcell builds itself: take another".into(),
+            ));
+        }
+        {
+            let _lock = self.lock_name(&name)?;
+            self.build_locked(&name, recipe, requirements, limits, progress)?;
+        }
+        self.image(name.as_str(), &mut |_| ())
+    }
+
+    /// Removes an image. A run that uses it holds it open and is not disturbed.
+    ///
+    /// # Errors
+    /// There is none, or it can't be removed.
+    pub fn remove(&self, name: &str) -> Result<(), ImageError> {
+        let name = ImageName::new(name)?;
+        let _lock = self.lock_name(&name)?;
+        let place = self.images.join(name.as_str());
+        if !place.is_dir() {
+            return Err(ImageError::NoImage { hint: String::new(), name: name.to_string() });
+        }
+        // Out of sight in one step, then away.
+        let old = self.images.join(format!(".new.{name}"));
+        let _ = fs::remove_dir_all(&old);
+        fs::rename(&place, &old).map_err(at(&place))?;
+        fs::remove_dir_all(&old).map_err(at(&old))
+    }
+
+    fn lock_name(&self, name: &ImageName) -> Result<File, ImageError> {
+        lock(&self.images, &format!(".lock.{name}"))
+    }
+
+    /// Builds while the name's lock is held.
+    fn build_locked(
+        &self,
+        name: &ImageName,
+        recipe: &Recipe,
+        requirements: Option<&Path>,
+        limits: Limits,
+        progress: &mut dyn Progress,
+    ) -> Result<(), ImageError> {
+        let scratch = self.cache.join("build");
+        make_dir(&scratch)?;
+        let built = build(recipe, requirements, self.guest.request, &scratch, limits, progress)?;
+        let (new, place) = (self.images.join(format!(".new.{name}")), self.images.join(name.as_str()));
+        // What a killed builder left; the lock says that it is gone.
+        let _ = fs::remove_dir_all(&new);
+        progress.step("writing the root image");
+        let written = self.write_image(&new, built).and_then(|()| {
+            let flags = if place.exists() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+            renameat_with(CWD, &new, CWD, &place, flags).map_err(|errno| at(&place)(errno.into()))
+        });
+        // Either the image that was replaced, or what a failed build left.
+        let _ = fs::remove_dir_all(&new);
+        written
+    }
+
     fn is_current(&self, place: &Path) -> bool {
-        self.facts(place).is_ok_and(|facts| facts.guest == self.guest_digest() && facts.format == FORMAT)
+        self.details(place).is_ok_and(|details| details.guest == self.guest_digest())
     }
 
     fn guest_digest(&self) -> String {
         Digest::of(self.guest.request).to_hex()
     }
 
-    fn facts(&self, place: &Path) -> Result<Facts, ImageError> {
+    fn details(&self, place: &Path) -> Result<Details, ImageError> {
         let index = place.join("image.json");
         let bytes = fs::read(&index).map_err(at(&index))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|error| ImageError::Damaged { path: index, why: error.to_string() })
+        let damaged = |why: String| ImageError::Damaged { path: index.clone(), why };
+        let any: AnyFormat = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        if any.format != FORMAT {
+            let why = format!("it has the format {}, not {FORMAT}: another release built it", any.format);
+            return Err(damaged(why));
+        }
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
     }
 
-    /// Writes a tree, with the guest's client added, into `dir`.
-    fn write_image(&self, dir: &Path, source: &str, mut tree: Tree) -> Result<(), ImageError> {
-        let client = Node::File(Content::Bytes(self.guest.request.to_vec()));
-        tree.put("/usr/bin/hotcell-request", 0o755, client)?;
+    /// Writes what was built into `dir`.
+    fn write_image(&self, dir: &Path, built: Built) -> Result<(), ImageError> {
         make_dir(dir)?;
         let root = dir.join("root.sqfs");
-        tree.write_squashfs(File::create_new(&root).map_err(at(&root))?)?;
-        let digest = Digest::of_reader(File::open(&root).map_err(at(&root))?).map_err(at(&root))?;
-        let manifest = tree.manifest()?.to_json();
+        built.tree.write_squashfs(File::create_new(&root).map_err(at(&root))?)?;
+        let file = File::open(&root).map_err(at(&root))?;
+        let root_bytes = file.metadata().map_err(at(&root))?.len();
+        let digest = Digest::of_reader(file).map_err(at(&root))?;
+        let manifest = built.tree.manifest()?.to_json();
         let path = dir.join("manifest.json");
         fs::write(&path, &manifest).map_err(at(&path))?;
-        let facts = Facts {
+        let details = Details {
             format: FORMAT,
-            source: source.into(),
+            recipe: built.recipe,
+            resolved: built.resolved,
+            config: built.config,
             root: digest.to_hex(),
+            root_bytes,
             manifest: Digest::of(&manifest).to_hex(),
             guest: self.guest_digest(),
+            left_out: built.left_out,
         };
         let index = dir.join("image.json");
-        let json = serde_json::to_vec_pretty(&facts).map_err(|error| at(&index)(error.into()))?;
+        let json = serde_json::to_vec_pretty(&details).map_err(|error| at(&index)(error.into()))?;
         fs::write(&index, json).map_err(at(&index))
     }
 }
@@ -208,9 +312,9 @@ fn make_dir(dir: &Path) -> Result<(), ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))
 }
 
-fn lock(dir: &Path) -> Result<File, ImageError> {
+fn lock(dir: &Path, name: &str) -> Result<File, ImageError> {
     make_dir(dir)?;
-    let path = dir.join(".lock");
+    let path = dir.join(name);
     let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(at(&path))?;
     flock(&file, FlockOperation::LockExclusive).map_err(|errno| at(&path)(errno.into()))?;
     Ok(file)
@@ -222,7 +326,7 @@ fn build_once(
     name: &str,
     build: impl FnOnce(&Path) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
-    let _lock = lock(dir)?;
+    let _lock = lock(dir, ".lock")?;
     let (new, place) = (dir.join(format!(".new.{name}")), dir.join(name));
     if place.exists() {
         return Ok(());

@@ -5,6 +5,7 @@
 //! size are fixed.
 
 use crate::error::{ImageError, at};
+use crate::spool::{Slice, SliceReader};
 use backhand::compression::{CompressionOptions, Compressor, Lz4};
 use backhand::{FilesystemCompressor, FilesystemWriter, NodeHeader};
 use hotcell_ledger::Digest;
@@ -25,6 +26,33 @@ pub enum Content {
     Bytes(Vec<u8>),
     /// In a file of the host, which must not change until the image is written.
     File(PathBuf),
+    /// In the spool of the build.
+    Slice(Slice),
+}
+
+impl Content {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> Result<u64, ImageError> {
+        match self {
+            Content::Bytes(bytes) => Ok(bytes.len() as u64),
+            Content::File(from) => Ok(std::fs::metadata(from).map_err(at(from))?.len()),
+            Content::Slice(slice) => Ok(slice.len()),
+        }
+    }
+
+    /// The bytes; at most `limit` of them.
+    pub(crate) fn read(&self, limit: u64) -> Result<Vec<u8>, ImageError> {
+        let mut bytes = Vec::new();
+        let here = PathBuf::from("the build's spool");
+        match self {
+            Content::Bytes(all) => all.as_slice().take(limit).read_to_end(&mut bytes).map_err(at(&here))?,
+            Content::File(from) => {
+                File::open(from).map_err(at(from))?.take(limit).read_to_end(&mut bytes).map_err(at(from))?
+            }
+            Content::Slice(slice) => slice.reader().take(limit).read_to_end(&mut bytes).map_err(at(&here))?,
+        };
+        Ok(bytes)
+    }
 }
 
 /// One entry.
@@ -38,12 +66,13 @@ pub enum Node {
     Symlink(String),
 }
 
+/// An entry with its metadata.
 #[derive(Clone, Debug)]
-struct Entry {
-    node: Node,
-    mode: u32,
-    uid: u32,
-    gid: u32,
+pub(crate) struct Entry {
+    pub(crate) node: Node,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
 }
 
 /// A root file system.
@@ -105,6 +134,43 @@ impl Tree {
         CleanPath::clean(path).is_ok_and(|path| self.entries.contains_key(&path))
     }
 
+    pub(crate) fn get(&self, path: &CleanPath) -> Option<&Entry> {
+        self.entries.get(path)
+    }
+
+    pub(crate) fn get_mut(&mut self, path: &CleanPath) -> Option<&mut Entry> {
+        self.entries.get_mut(path)
+    }
+
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (&CleanPath, &Entry)> {
+        self.entries.iter()
+    }
+
+    /// Puts an entry whose parents are there.
+    pub(crate) fn insert(&mut self, path: CleanPath, entry: Entry) -> Option<Entry> {
+        self.entries.insert(path, entry)
+    }
+
+    pub(crate) fn remove(&mut self, path: &CleanPath) -> Option<Entry> {
+        self.entries.remove(path)
+    }
+
+    /// Everything below a path, sorted.
+    pub(crate) fn below(&self, path: &CleanPath) -> Vec<CleanPath> {
+        if path.as_str() == "/" {
+            return self.entries.keys().cloned().collect();
+        }
+        // `/a-b` sorts between `/a` and `/a/b`: begin at `/a/` itself.
+        let prefix = format!("{}/", path.as_str());
+        self.entries
+            .range::<CleanPath, _>((std::ops::Bound::Excluded(path), std::ops::Bound::Unbounded))
+            .map(|(below, _)| below)
+            .skip_while(|below| below.as_str() < prefix.as_str())
+            .take_while(|below| below.as_str().starts_with(&prefix))
+            .cloned()
+            .collect()
+    }
+
     /// What the image holds, measured.
     ///
     /// # Errors
@@ -120,6 +186,9 @@ impl Tree {
                     let file = File::open(from).map_err(at(from))?;
                     let bytes = file.metadata().map_err(at(from))?.len();
                     EntryKind::File { digest: Digest::of_reader(file).map_err(at(from))?, bytes }
+                }
+                Node::File(Content::Slice(slice)) => {
+                    EntryKind::File { digest: slice.digest(), bytes: slice.len() }
                 }
                 Node::Directory => EntryKind::Directory,
                 Node::Symlink(target) => EntryKind::Symlink { target: target.clone() },
@@ -160,6 +229,7 @@ impl Tree {
                     let reader: Box<dyn Read> = match content {
                         Content::Bytes(bytes) => Box::new(Cursor::new(bytes.as_slice())),
                         Content::File(from) => Box::new(LazyFile { from: from.clone(), open: None }),
+                        Content::Slice(slice) => Box::<SliceReader>::new(slice.reader()),
                     };
                     writer.push_file(reader, path.as_str(), header).map_err(refuse(path))?;
                 }

@@ -6,7 +6,7 @@
 //! Guarantees: reads events and objects, nothing else. `report.json` is compared with the result, never read for it.
 
 use crate::objects::ObjectSource;
-use hotcell_decide::{Evidence, Verdict, VerdictFold};
+use hotcell_decide::{DerivedVerdict, Evidence, Verdict, VerdictFold};
 use hotcell_ledger::{ActorId, Digest, Event, GateReport, Lineage, Payload};
 use hotcell_policy::{EnvironmentBaseline, RunDraft};
 
@@ -24,12 +24,19 @@ pub struct Derived {
     pub reasons: Vec<String>,
     /// Whether the record's own verdict, where it has its end, is this one.
     pub agrees_with_record: bool,
+    /// Packages that the run asked for and its policy approved for a rebuild of the image, each as `name==version sha256:…`.
+    pub pending_rebuild: Vec<String>,
 }
 
 impl Default for Derived {
     /// Of a record that is not there.
     fn default() -> Derived {
-        Derived { verdict: Verdict::Incomplete, reasons: Vec::new(), agrees_with_record: true }
+        Derived {
+            verdict: Verdict::Incomplete,
+            reasons: Vec::new(),
+            agrees_with_record: true,
+            pending_rebuild: Vec::new(),
+        }
     }
 }
 
@@ -86,12 +93,12 @@ impl Judging {
         if let Some(fold) = self.fold {
             let derived = fold.finish();
             let agrees_with_record = derived.agrees_with_record();
-            let reasons = derived.reasons;
-            return (Derived { verdict: derived.verdict, reasons, agrees_with_record }, derived.gate1);
+            let DerivedVerdict { verdict, reasons, pending_rebuild, gate1, .. } = derived;
+            return (Derived { verdict, reasons, agrees_with_record, pending_rebuild }, gate1);
         }
         self.lineage.finish().for_each(|violation| self.gate1.add(violation));
         let why = self.unjudged.unwrap_or_else(|| "the record ends before its spec".to_owned());
-        let derived = Derived { verdict: Verdict::Incomplete, reasons: vec![why], agrees_with_record: true };
+        let derived = Derived { reasons: vec![why], ..Derived::default() };
         (derived, self.gate1)
     }
 }

@@ -1,0 +1,257 @@
+//! `hotcell image`: build, rebuild, ls, show, rm.
+
+use crate::args;
+use crate::exit::Fatal;
+use crate::session::Session;
+use crate::verify;
+use hotcell_image::{Image, ImageError, Limits, Pin, Progress, Recipe, Source};
+use hotcell_policy::EntryKind;
+use hotcell_verify::{Identity, Options, verify_bundle};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
+    let session = Session::open()?;
+    match command {
+        args::Image::Build(args) => build(&session, args)?,
+        args::Image::Ls => {
+            for name in session.store.list().map_err(Fatal::failed)? {
+                println!("{name}");
+            }
+        }
+        args::Image::Show(args) => {
+            let image = session.store.image(&args.name, &mut |text| eprintln!("hotcell: {text}"));
+            show(&image.map_err(Fatal::failed)?, args.json);
+        }
+        args::Image::Rebuild(args) => rebuild(&session, &args)?,
+        args::Image::Rm(args) => session.store.remove(&args.name).map_err(Fatal::failed)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
+    let here =
+        std::env::current_dir().map_err(|error| Fatal::failed(format!("no current folder: {error}")))?;
+    let source = Source::parse(&args.from, &here).map_err(Fatal::usage)?;
+    let mut include: Vec<String> = args.include;
+    include.sort();
+    include.dedup();
+    let recipe =
+        Recipe { include, mirror: args.mirror, keep_setuid: args.keep_setuid, ..Recipe::new(source) };
+    let image = build_showing(session, &args.name, &recipe, args.pip.as_deref())?;
+    show(&image, args.json);
+    Ok(())
+}
+
+fn build_showing(
+    session: &Session,
+    name: &str,
+    recipe: &Recipe,
+    requirements: Option<&Path>,
+) -> Result<Image, Fatal> {
+    let mut bar = Bar::new();
+    let built = session.store.build(name, recipe, requirements, Limits::default(), &mut bar);
+    bar.end();
+    built.map_err(|error| match error {
+        ImageError::Request(_) | ImageError::Name { .. } => Fatal::usage(error),
+        error => Fatal::failed(error),
+    })
+}
+
+/// Nothing is ever added to a live machine: what a run asked for and its policy
+/// approved goes into the next image, if a person says yes.
+fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
+    let image = session.store.image(&args.name, &mut |_| ()).map_err(Fatal::failed)?;
+    let mut options = Options { own_key: verify::own_key(), ..Options::default() };
+    for key in &args.key {
+        options.trusted_keys.push(verify::read_key(key)?);
+    }
+    let verification = verify_bundle(&args.from_run, &options).map_err(Fatal::usage)?;
+    let verified = verification.into_verified().map_err(|verification| {
+        let bundle = args.from_run.display();
+        let why = "nothing is built from it. `hotcell verify` says what is wrong";
+        Fatal::failed(format!("the record {bundle} is {}: {why}", verification.outcome().as_str()))
+    })?;
+    let verification = verified.verification();
+    if !verification
+        .note
+        .as_ref()
+        .is_some_and(|note| matches!(note.identity, Identity::Own | Identity::Pinned))
+    {
+        return Err(Fatal::failed(
+            "the record is signed by somebody whom Hotcell does not know: give the key with --key if you trust it",
+        ));
+    }
+    let pending: Result<Vec<Pin>, _> =
+        verification.derived.pending_rebuild.iter().map(|text| Pin::parse(text)).collect();
+    let pending = pending.map_err(Fatal::failed)?;
+    if pending.is_empty() {
+        println!("the run asked for no package that its policy approved: {} stays as it is", args.name);
+        return Ok(());
+    }
+    let mut recipe = image.details.recipe.clone();
+    println!("{} is built again from {}, with", args.name, recipe.source);
+    for pin in &pending {
+        let old = recipe.pins.iter().position(|old| old.name == pin.name).map(|at| recipe.pins.remove(at));
+        let instead = old.filter(|old| old != pin).map(|old| format!(" (instead of {})", old.version));
+        println!("  {}{}", shown(&pin.to_string()), instead.unwrap_or_default());
+    }
+    recipe.pins.extend(pending);
+    recipe.pins.sort();
+    recipe.pins.dedup();
+    if !args.yes && !asked()? {
+        return Err(Fatal::failed("nothing was built"));
+    }
+    let image = build_showing(session, &args.name, &recipe, None)?;
+    show(&image, false);
+    Ok(())
+}
+
+fn asked() -> Result<bool, Fatal> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Fatal::usage("nobody is there to be asked: look at the list and give --yes"));
+    }
+    eprint!("Build it? [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).map_err(Fatal::failed)?;
+    Ok(matches!(answer.trim(), "y" | "yes"))
+}
+
+/// Files, executables and so on of an image.
+#[derive(Default)]
+struct Count {
+    files: u64,
+    directories: u64,
+    links: u64,
+    executables: u64,
+    set_id: u64,
+    bytes: u64,
+}
+
+fn count(image: &Image) -> Count {
+    let mut count = Count::default();
+    for (_, entry) in image.manifest.entries() {
+        match &entry.kind {
+            EntryKind::File { bytes, .. } => {
+                count.files += 1;
+                count.bytes += bytes;
+                count.set_id += u64::from(entry.mode & 0o6000 != 0);
+            }
+            EntryKind::Directory => count.directories += 1,
+            EntryKind::Symlink { .. } => count.links += 1,
+        }
+        count.executables += u64::from(entry.is_executable());
+    }
+    count
+}
+
+fn show(image: &Image, json: bool) {
+    let (count, details) = (count(image), &image.details);
+    if json {
+        let manifest: serde_json::Value =
+            serde_json::from_slice(&image.manifest.to_json()).unwrap_or_default();
+        let value = serde_json::json!({
+            "name": image.name.as_str(), "details": details, "files": count.files,
+            "directories": count.directories, "links": count.links, "bytes": count.bytes,
+            "executables": count.executables, "set_id": count.set_id,
+            "baseline": hotcell_policy::EnvironmentBaseline::from_manifest(&image.manifest).digest().to_hex(),
+            "binaries": image.manifest.binaries().digest().to_hex(), "manifest": manifest,
+        });
+        println!("{value}");
+        return;
+    }
+    let line = |name: &str, value: String| println!("{name:<12} {}", shown(&value));
+    line("image", image.name.to_string());
+    line("source", details.recipe.source.to_string());
+    if !details.recipe.include.is_empty() {
+        line("packages", details.recipe.include.join(", "));
+    }
+    for pin in &details.recipe.pins {
+        line("wheel", pin.to_string());
+    }
+    if let Some(resolved) = &details.resolved {
+        line("pinned", resolved.clone());
+    }
+    line(
+        "size",
+        format!(
+            "{} MiB, {} MiB unpacked",
+            details.root_bytes.div_ceil(1 << 20),
+            count.bytes.div_ceil(1 << 20)
+        ),
+    );
+    let Count { files, directories, links, executables, set_id, .. } = count;
+    line("entries", format!("{files} files, {directories} directories, {links} links"));
+    line("executables", format!("{executables} files, {} different", image.manifest.binaries().len()));
+    line("set-id", set_id.to_string());
+    for (kind, count) in &details.left_out {
+        line("left out", format!("{count} {kind}"));
+    }
+    line("root", details.root.clone());
+    line("manifest", details.manifest.clone());
+    let config = &details.config;
+    for (name, value) in &config.env {
+        line("env", format!("{name}={value}"));
+    }
+    if let Some(workdir) = &config.workdir {
+        line("workdir", workdir.clone());
+    }
+    let user = config.user.as_deref().unwrap_or("none or root, so the agent");
+    line("user", format!("{}:{} ({user})", config.uid, config.gid));
+    for (name, words) in [("entrypoint", &config.entrypoint), ("cmd", &config.cmd)] {
+        if !words.is_empty() {
+            line(name, format!("{words:?}"));
+        }
+    }
+}
+
+/// Texts of an image are its author's: no control character of them reaches a terminal.
+fn shown(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
+        .collect()
+}
+
+/// A bar where stderr is a terminal, else lines.
+struct Bar {
+    bar: Option<ProgressBar>,
+}
+
+impl Bar {
+    fn new() -> Bar {
+        let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
+        if let Some(bar) = &bar {
+            let style = ProgressStyle::with_template("{spinner} {msg} {bytes} {elapsed}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            bar.enable_steady_tick(Duration::from_millis(120));
+        }
+        Bar { bar }
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Bar {
+    fn step(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(0);
+                bar.set_message(shown(text));
+            }
+            None => eprintln!("hotcell: {}", shown(text)),
+        }
+    }
+
+    fn bytes(&mut self, done: u64, _total: Option<u64>) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        }
+    }
+}

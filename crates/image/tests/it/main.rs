@@ -1,0 +1,10 @@
+//! Images from hostile and honest sources.
+//!
+//! Every layer here is built byte by byte, since no honest tool writes what these need.
+#![forbid(unsafe_code)]
+
+mod fixture;
+mod hostile;
+mod registry;
+mod sources;
+mod wheels;
