@@ -72,7 +72,7 @@ impl BinaryPolicy {
     }
 
     /// What is approved, sorted: for the guest's gate.
-    pub fn approved(&self) -> impl ExactSizeIterator<Item = &Digest> {
+    pub fn digests(&self) -> impl ExactSizeIterator<Item = &Digest> {
         self.digests.iter()
     }
 

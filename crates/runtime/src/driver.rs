@@ -442,7 +442,7 @@ impl Driver<'_> {
     /// Hands the allowlist to the guest's gate, where the image has one. Execs come after it on the same channel.
     fn enforce(&mut self) {
         let Some(authorizer) = &self.run.authorizer else { return };
-        let digests = authorizer.binaries().approved().map(|digest| *digest.as_bytes()).collect();
+        let digests = authorizer.binaries().digests().map(|digest| *digest.as_bytes()).collect();
         let workspace = self.run.spec.policy().workspace_exec() == WorkspaceExec::Allow;
         self.send(ToGuest::ExecGate(digests, workspace));
     }
