@@ -34,6 +34,8 @@ pub(crate) enum Command {
     /// Images that machines boot.
     #[command(subcommand)]
     Image(Image),
+    /// Draw a record that was found intact as a page for people.
+    Report(Report),
     /// Fingerprints of how an agent asks, to compare later runs with.
     #[command(subcommand)]
     Profile(Profile),
@@ -204,6 +206,16 @@ pub(crate) struct ImageRm {
     /// Name of the image.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    /// The record's folder.
+    #[arg(value_name = "BUNDLE")]
+    pub(crate) bundle: PathBuf,
+    /// The file to write; without it, standard output.
+    #[arg(short, long, value_name = "FILE.html")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

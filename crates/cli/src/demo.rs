@@ -90,6 +90,10 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     for bundle in &bundles {
         println!("  hotcell verify {}", bundle.display());
     }
+    println!("and to see what happened, in a browser:");
+    if let Some(killed) = bundles.get(1) {
+        println!("  hotcell report {} -o killed.html", killed.display());
+    }
     if !as_expected {
         return Err(Fatal::failed("the demo did not go as it should (see above)"));
     }

@@ -10,6 +10,7 @@ mod home;
 mod image;
 mod profile;
 mod registry;
+mod report;
 mod run;
 mod session;
 mod verify;
@@ -29,6 +30,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
         args::Command::Image(command) => image::image(command),
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),
+        args::Command::Report(args) => report::report(&args.bundle, args.out.as_deref()),
         args::Command::Profile(args::Profile::Absorb { bundles, out }) => profile::absorb(&bundles, &out),
         args::Command::Ps(args) => registry::ps(args.json),
         args::Command::Reap(args) => registry::reap(args.json),

@@ -29,6 +29,7 @@ mod files;
 mod finding;
 mod objects;
 mod render;
+mod timeline;
 mod verdict;
 mod verify;
 
@@ -37,5 +38,6 @@ pub use finding::{Finding, Findings, Reason, Severity};
 pub use hotcell_decide::Verdict;
 pub use objects::{ObjectFault, ObjectSource};
 pub use render::{to_json, to_text};
+pub use timeline::Moment;
 pub use verdict::Derived;
 pub use verify::{Options, Outcome, Verification, VerifiedBundle, VerifyError, verify_bundle};
