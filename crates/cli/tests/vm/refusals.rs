@@ -82,7 +82,7 @@ fn policies_that_can_not_be_read_or_say_unknown_things_are_refused() {
     with_policy("[limits]\nmemroy_mib = 512\n", &["memroy_mib", "nearest key is `memory_mib`"]);
     with_policy("[limit]\nvcpus = 1\n", &["nearest table is [limits]"]);
     with_policy("[network]\nallow = true\n", &["no network device", "--put"]);
-    with_policy("[capabilities]\nnet_egress = [\"pypi.org\"]\n", &["no network device"]);
+    with_policy("[capabilities]\nnet_egress = [\"packages.example.org\"]\n", &["no network device"]);
     with_policy("[limits]\ntimeout_s = 0\n", &["timeout_s", "1..=3600"]);
     with_policy("[capabilities]\nwrite = [\"/etc/passwd\"]\n", &["/etc/passwd"]);
     with_policy("[capabilities]\npackages = [\"numpy\"]\n", &["numpy"]);
