@@ -13,7 +13,7 @@
 //! leaves every decision unnarrated; the honest client tells of what it asked.
 //! Processes and files are compared likewise once the host sees them from outside.
 
-use crate::{Finding, FindingKind, Layer, decision, name};
+use crate::{Finding, FindingKind, Layer, decision};
 use hotcell_ledger::{Capability, Event};
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ impl Drift {
         let mut findings = Vec::new();
         for (capability, (host, guest)) in &self.accounts {
             let mut add = |kind, detail: String| {
-                let subject = name(*capability).to_owned();
+                let subject = capability.as_str().to_owned();
                 findings.push(Finding { layer: Layer::L6, kind, subject, detail });
             };
             let (decided, told) = (host.total(), guest.total());

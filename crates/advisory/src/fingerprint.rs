@@ -12,7 +12,7 @@
 //! One line, without blanks, lists sorted: one profile has one file and one digest.
 
 use crate::cadence::Intervals;
-use crate::{Finding, FindingKind, Layer, host_decision, name};
+use crate::{Finding, FindingKind, Layer, host_decision};
 use hotcell_ledger::{Capability, ClosedLedger, Digest, Event, ReadError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -152,11 +152,11 @@ impl Fingerprint {
         let file = File {
             format: FORMAT.to_owned(),
             sources: self.sources.iter().map(Digest::to_hex).collect(),
-            capabilities: self.capabilities.iter().map(|c| name(*c).to_owned()).collect(),
+            capabilities: self.capabilities.iter().map(|c| c.as_str().to_owned()).collect(),
             transitions: self
                 .transitions
                 .iter()
-                .map(|(a, b)| (name(*a).to_owned(), name(*b).to_owned()))
+                .map(|(a, b)| (a.as_str().to_owned(), b.as_str().to_owned()))
                 .collect(),
             intervals: FileIntervals {
                 count: self.intervals.count,
@@ -182,8 +182,7 @@ impl Fingerprint {
                 return None;
             }
             let file: File = serde_json::from_slice(bytes).ok()?;
-            let capability =
-                |text: &String| Capability::ALL.iter().copied().find(|capability| name(*capability) == text);
+            let capability = |text: &String| Capability::from_name(text);
             let fingerprint = Fingerprint {
                 sources: file.sources.iter().map(|text| Digest::from_hex(text)).collect::<Option<_>>()?,
                 capabilities: file.capabilities.iter().map(capability).collect::<Option<_>>()?,
@@ -213,12 +212,12 @@ impl Fingerprint {
         let runs = self.runs();
         let mut findings = Vec::new();
         for capability in run.capabilities.difference(&self.capabilities) {
-            let subject = name(*capability).to_owned();
+            let subject = capability.as_str().to_owned();
             let detail = format!("asked for {subject}, which none of {runs} reference runs did");
             findings.push(finding(FindingKind::NewCapability, subject, detail));
         }
         for (before, after) in run.transitions.difference(&self.transitions) {
-            let subject = format!("{} -> {}", name(*before), name(*after));
+            let subject = format!("{} -> {}", before.as_str(), after.as_str());
             let detail = format!("an order that none of {runs} reference runs had");
             findings.push(finding(FindingKind::NewTransition, subject, detail));
         }

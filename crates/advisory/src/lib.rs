@@ -94,15 +94,3 @@ fn decision(event: &Event) -> Option<(Capability, bool)> {
         _ => None,
     }
 }
-
-/// The name that AMES-V1 gives a capability.
-fn name(capability: Capability) -> &'static str {
-    match capability {
-        Capability::NetEgress => "NET_EGRESS",
-        Capability::PackageInstall => "PACKAGE_INSTALL",
-        Capability::FileWrite => "FILE_WRITE",
-        Capability::ProcessSpawn => "PROCESS_SPAWN",
-        Capability::RawSyscall => "RAW_SYSCALL",
-        Capability::PrivilegeRaise => "PRIVILEGE_RAISE",
-    }
-}

@@ -24,18 +24,6 @@ pub const MAX_JUSTIFICATION_CHARS: usize = 4096;
 /// Longest request object in bytes: both texts, one character over their limit, six bytes each in JSON.
 pub const MAX_REQUEST_BYTES: usize = (MAX_RESOURCE_CHARS + MAX_JUSTIFICATION_CHARS + 2) * 6 + 256;
 
-/// The name that AMES-V1 gives a capability.
-pub const fn capability_name(capability: Capability) -> &'static str {
-    match capability {
-        Capability::NetEgress => "NET_EGRESS",
-        Capability::PackageInstall => "PACKAGE_INSTALL",
-        Capability::FileWrite => "FILE_WRITE",
-        Capability::ProcessSpawn => "PROCESS_SPAWN",
-        Capability::RawSyscall => "RAW_SYSCALL",
-        Capability::PrivilegeRaise => "PRIVILEGE_RAISE",
-    }
-}
-
 /// Something that the workload asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CapabilityRequest {
@@ -89,7 +77,7 @@ impl CapabilityRequest {
     /// The request object's bytes.
     pub fn to_object(&self) -> Vec<u8> {
         let object = RequestObject {
-            capability: capability_name(self.capability).to_owned(),
+            capability: self.capability.as_str().to_owned(),
             resource: self.resource.clone(),
             justification: self.justification.clone(),
             actor: self.actor.get(),
@@ -104,8 +92,7 @@ impl CapabilityRequest {
             return None;
         }
         let object: RequestObject = serde_json::from_slice(bytes).ok()?;
-        let capability =
-            *Capability::ALL.iter().find(|capability| capability_name(**capability) == object.capability)?;
+        let capability = Capability::from_name(&object.capability)?;
         let actor = ActorId::new(object.actor)?;
         let request = CapabilityRequest::new(capability, &object.resource, &object.justification, actor);
         (request.to_object() == bytes).then_some(request)

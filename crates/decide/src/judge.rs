@@ -25,7 +25,7 @@
 //! own policy is itself a reason.
 
 use crate::accumulate::{ALPHA, Accumulator};
-use crate::broker::{Broker, CapabilityRequest, MAX_DECISIONS, capability_name};
+use crate::broker::{Broker, CapabilityRequest, MAX_DECISIONS};
 use crate::evidence::{Evidence, EvidenceError, Observation};
 use crate::fact::{Direction, HostFact, ViolationKind};
 use crate::monitor::{Judgement, Monitor, Mutation};
@@ -236,7 +236,7 @@ impl Judge {
         at: u64,
         now: u64,
     ) {
-        let name = capability_name(capability);
+        let name = capability.as_str();
         self.decisions = self.decisions.saturating_add(1);
         if self.decisions > MAX_DECISIONS {
             self.trip(

@@ -2,9 +2,7 @@
 mod common;
 
 use common::spec_with;
-use hotcell_decide::broker::{
-    MAX_JUSTIFICATION_CHARS, MAX_REQUEST_BYTES, MAX_RESOURCE_CHARS, capability_name,
-};
+use hotcell_decide::broker::{MAX_JUSTIFICATION_CHARS, MAX_REQUEST_BYTES, MAX_RESOURCE_CHARS};
 use hotcell_decide::{Broker, CapabilityRequest, Decision, Rule};
 use hotcell_ledger::{ActorId, Capability, Digest, Payload};
 use hotcell_policy::{CapabilitiesDraft, SealedSpec};
@@ -163,6 +161,6 @@ proptest! {
         let silent = CapabilityRequest::new(capability, &resource, "", ActorId::FIRST_GUEST);
         prop_assert_eq!(Broker::decide(policy, &silent), decision, "the justification was consulted");
         prop_assert_eq!(CapabilityRequest::from_object(&request.to_object()), Some(request));
-        prop_assert!(capability_name(capability).bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
+        prop_assert!(capability.as_str().bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
     }
 }

@@ -208,6 +208,25 @@ byte_enum! {
     }
 }
 
+impl Capability {
+    /// The name that AMES-V1 gives it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Capability::NetEgress => "NET_EGRESS",
+            Capability::PackageInstall => "PACKAGE_INSTALL",
+            Capability::FileWrite => "FILE_WRITE",
+            Capability::ProcessSpawn => "PROCESS_SPAWN",
+            Capability::RawSyscall => "RAW_SYSCALL",
+            Capability::PrivilegeRaise => "PRIVILEGE_RAISE",
+        }
+    }
+
+    /// The capability of this name.
+    pub fn from_name(name: &str) -> Option<Capability> {
+        Capability::ALL.iter().copied().find(|capability| capability.as_str() == name)
+    }
+}
+
 /// What an event says.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Payload {
