@@ -22,7 +22,7 @@ pub(crate) enum Command {
     /// Run a command in a fresh machine and record it.
     Run(Run),
     /// Check a record: chain, signature, lineage, objects, verdict.
-    Verify(Verify),
+    Verify(hotcell_verify::Question),
     /// The tour: a clean run, a breach stopped mid-run, a lying guest.
     Demo(Demo),
     /// Say what this host can do, proven by trying it.
@@ -99,22 +99,6 @@ pub(crate) enum Jail {
     Auto,
     /// Every part, or no run.
     Required,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Verify {
-    /// The record's folder.
-    #[arg(value_name = "BUNDLE")]
-    pub(crate) bundle: PathBuf,
-    /// A checkpoint that was kept elsewhere; may be given several times.
-    #[arg(long, value_name = "NOTE")]
-    pub(crate) checkpoint: Vec<PathBuf>,
-    /// A public key that you trust, as `hotcell key` shows it; may be given several times.
-    #[arg(long, value_name = "PUBKEY")]
-    pub(crate) key: Vec<String>,
-    /// Print the result as JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// A command whose one flag is the form of its answer.

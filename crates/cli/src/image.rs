@@ -6,7 +6,7 @@ use crate::session::Session;
 use crate::verify;
 use hotcell_image::{Image, ImageError, Limits, Pin, Progress, Recipe, Source};
 use hotcell_policy::EntryKind;
-use hotcell_verify::{Identity, Options, verify_bundle};
+use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -65,10 +65,8 @@ fn build_showing(
 /// approved goes into the next image, if a person says yes.
 fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
     let image = session.store.image(&args.name, &mut |_| ()).map_err(Fatal::failed)?;
-    let mut options = Options { own_key: verify::own_key(), ..Options::default() };
-    for key in &args.key {
-        options.trusted_keys.push(verify::read_key(key)?);
-    }
+    let trusted_keys = read_keys(&args.key).map_err(Fatal::usage)?;
+    let options = Options { own_key: verify::own_key(), trusted_keys, ..Options::default() };
     let verification = verify_bundle(&args.from_run, &options).map_err(Fatal::usage)?;
     let verified = verification.into_verified().map_err(|verification| {
         let bundle = args.from_run.display();

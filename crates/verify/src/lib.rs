@@ -24,6 +24,7 @@
 
 mod anchors;
 mod chain;
+mod command;
 mod dense;
 mod files;
 mod finding;
@@ -34,6 +35,7 @@ mod verdict;
 mod verify;
 
 pub use anchors::{CheckedNote, Identity};
+pub use command::{Answer, AskedWrongly, Question, read_keys};
 pub use finding::{Finding, Findings, Reason, Severity};
 pub use hotcell_decide::Verdict;
 pub use objects::{ObjectFault, ObjectSource};
