@@ -10,20 +10,19 @@
 //! and never blocks on the guest's reading: what is sent goes through a queue, and
 //! a guest that lets it fill up is lost.
 
+mod execs;
+
 use crate::channel::{FromGuest, Lost, ToGuest, read_frames, write_frames};
-use crate::exec::{ExecRequest, ExecResult, ending, not_started};
+use crate::exec::{ExecRequest, ExecResult};
 use crate::phases::Booted;
 use crate::recorder::RecordError;
 use crate::run::{Call, ExecError};
-use crate::stream::{ExecIo, OnDone, Sinks, StdinPump, StreamDone, StreamOutcome, Tap, start_outputs};
+use crate::stream::{OnDone, Sinks, StdinPump, StreamDone, Tap};
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
-use hotcell_decide::{
-    Broker, CapabilityRequest, ClaimKind, Decision, ExecHow, HostFact, OutputStream, RefusalCode,
-    SpawnAttempt, SpawnDecision, ViolationKind,
-};
-use hotcell_ledger::{ActorId, Capability, Digest};
+use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode, ViolationKind};
+use hotcell_ledger::{ActorId, Capability};
 use hotcell_policy::WorkspaceExec;
-use hotcell_wire::{Configure, ExecBegin, ExecEnded, MAX_EXECS, Program, Stream};
+use hotcell_wire::{Configure, ExecEnded, MAX_EXECS};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -371,112 +370,6 @@ impl Driver<'_> {
         Ok(())
     }
 
-    fn exec(
-        &mut self,
-        request: ExecRequest,
-        io: ExecIo,
-        reply: Sender<Result<ExecResult, ExecError>>,
-    ) -> Result<(), RecordError> {
-        let refuse = |why: String| {
-            let _ = reply.send(Err(ExecError::Refused(why)));
-        };
-        if self.execs.len() >= MAX_EXECS {
-            refuse(format!("{MAX_EXECS} execs run already"));
-            return Ok(());
-        }
-        if request.uid == 0 || request.gid == 0 {
-            refuse("user and group 0 are the guest's own: name another".into());
-            return Ok(());
-        }
-        if request.cwd.len() > MAX_CWD {
-            refuse(format!("the working directory has {} bytes, over {MAX_CWD}", request.cwd.len()));
-            return Ok(());
-        }
-        let text = match request.text().encode() {
-            Ok(text) => text,
-            Err(error) => {
-                refuse(error.to_string());
-                return Ok(());
-            }
-        };
-        let binary = match self.authorize(&request)? {
-            Ok(binary) => binary,
-            Err(why) => {
-                refuse(why);
-                return Ok(());
-            }
-        };
-        let exec = self.next_exec;
-        self.next_exec += 1;
-        let recorder = &mut self.run.recorder;
-        let Some(actor) = recorder.exec_begun(exec, binary, &request.argv, &request.cwd)? else {
-            refuse("the run has started as many execs as it may".into());
-            return Ok(());
-        };
-        let keep = |stream: &str| recorder.bundle().begin_object(&format!("{exec}-{stream}"));
-        let outputs =
-            [(Stream::Stdout, io.stdout, keep("stdout")?), (Stream::Stderr, io.stderr, keep("stderr")?)];
-        let limit = u64::from(self.run.spec.limits().output_mib) << 20;
-        let outputs = start_outputs(&self.sinks, exec, outputs, limit, &self.stream_to_guest, &self.on_done);
-        let begin = ExecBegin {
-            program: Program::Argv,
-            stdin: 1,
-            reserved: [0; 2],
-            uid: request.uid.into(),
-            gid: request.gid.into(),
-            text_len: (text.len() as u32).into(),
-        };
-        self.send(ToGuest::ExecBegin(exec, begin));
-        self.send(ToGuest::ExecText(exec, text));
-        self.send(ToGuest::ExecStart(exec));
-        let stdin = match StdinPump::start(exec, io.stdin, self.stream_to_guest.clone()) {
-            Ok(stdin) => Some(stdin),
-            Err(error) => return self.fault("stdin", &error.to_string()),
-        };
-        let (ended, timed_out, over) = (None, false, [false; 2]);
-        let live = LiveExec { actor, request, reply, stdin, ended, timed_out, outputs, over };
-        self.execs.insert(exec, live);
-        Ok(())
-    }
-
-    /// Hands the allowlist to the guest's gate, where the image has one. Execs come after it on the same channel.
-    fn enforce(&mut self) {
-        let Some(authorizer) = &self.run.authorizer else { return };
-        let digests = authorizer.binaries().digests().map(|digest| *digest.as_bytes()).collect();
-        let workspace = self.run.spec.policy().workspace_exec() == WorkspaceExec::Allow;
-        self.send(ToGuest::ExecGate(digests, workspace));
-    }
-
-    /// A token for what the host starts, bound to the machine and the program, used
-    /// at once. A program that is not in the image gets none: the guest decides
-    /// whether there is such a file, and whether it may be executed.
-    fn authorize(&mut self, request: &ExecRequest) -> Result<Result<Digest, String>, RecordError> {
-        let (Some(contents), Some(authorizer)) = (&self.run.contents, &mut self.run.authorizer) else {
-            return Ok(Ok(Digest::ZERO));
-        };
-        let search = request.env.iter().rev().find(|(name, _)| name == "PATH").map_or("", |(_, value)| value);
-        let name = request.argv.first().map(String::as_str).unwrap_or_default();
-        let Some((_, entry)) = contents.program(name, search, &request.cwd) else {
-            return Ok(Ok(Digest::ZERO));
-        };
-        let binary = entry.content();
-        let lineage = self.run.recorder.lineage();
-        let mut fresh = [0; 32];
-        random(&mut fresh);
-        let token = match authorizer.issue(ActorId::VM, binary, fresh, lineage) {
-            Ok(token) => *token.as_bytes(),
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        let attempt = SpawnAttempt { parent: ActorId::VM, binary, token: Some(token) };
-        match authorizer.redeem(&attempt, lineage) {
-            SpawnDecision::Allow(permit) => Ok(Ok(permit.binary())),
-            SpawnDecision::Deny(reason) => {
-                self.run.recorder.host(&HostFact::SpawnDenied { reason, binary })?;
-                Ok(Err(format!("{name} may not be started: {reason:?}")))
-            }
-        }
-    }
-
     fn guest(&mut self, message: FromGuest) -> Result<(), RecordError> {
         let opens =
             matches!(message, FromGuest::Ready { .. } | FromGuest::Fatal { .. } | FromGuest::Lost { .. });
@@ -568,75 +461,6 @@ impl Driver<'_> {
             Decision::Defer(_) => hotcell_wire::Decision::Defer,
         };
         self.send(ToGuest::Reply(id, verb, decision.rule().name().to_owned()));
-        Ok(())
-    }
-
-    fn stream_done(&mut self, message: StreamDone) -> Result<(), RecordError> {
-        let StreamDone { exec, stream, outcome } = message;
-        if let Some(live) = self.execs.get_mut(&exec) {
-            let [stdout, stderr] = &mut live.over;
-            match stream {
-                Stream::Stdout => *stdout = true,
-                Stream::Stderr => *stderr = true,
-            }
-        }
-        match outcome {
-            StreamOutcome::Passed => self.complete(exec),
-            StreamOutcome::DiskFailed(error) => {
-                Err(self.run.recorder.break_off(&format!("output of exec {exec}: {error}")))
-            }
-            StreamOutcome::Panicked(text) => self.fault("output", &text),
-        }
-    }
-
-    /// Records and answers an exec whose end is known and whose output was passed on.
-    fn complete(&mut self, exec: u32) -> Result<(), RecordError> {
-        let whole = |live: &LiveExec| live.ended.is_some() && live.over == [true; 2];
-        if !self.execs.get(&exec).is_some_and(whole) {
-            return Ok(());
-        }
-        let Some(live) = self.execs.remove(&exec) else { return Ok(()) };
-        self.conclude(exec, live)
-    }
-
-    fn conclude(&mut self, exec: u32, live: LiveExec) -> Result<(), RecordError> {
-        let LiveExec { actor, request, reply, ended, outputs, stdin, timed_out, .. } = live;
-        drop(stdin);
-        let mut totals = Vec::new();
-        for (stream, tap) in [OutputStream::Stdout, OutputStream::Stderr].into_iter().zip(outputs) {
-            let kept = tap
-                .close()
-                .map_err(|error| self.run.recorder.break_off(&format!("output of exec {exec}: {error}")))?;
-            self.run.recorder.host(&HostFact::Output {
-                exec: u64::from(exec),
-                stream,
-                total_bytes: kept.total_bytes,
-                kept_bytes: kept.kept_bytes,
-                truncated: kept.truncated(),
-                whole: kept.whole,
-                kept: kept.kept,
-            })?;
-            totals.push(kept);
-        }
-        let (stderr, stdout) = (totals.pop(), totals.pop());
-        let (mut how, mut code, mut signal) = ended.as_ref().map_or((ExecHow::Unknown, None, None), ending);
-        if timed_out && how != ExecHow::Unknown {
-            (how, code, signal) = (ExecHow::TimedOut, None, Some(9));
-        }
-        self.run.recorder.host(&HostFact::ExecEnded { exec: u64::from(exec), how, code, signal })?;
-        let record_code = code.or(signal.map(|signal| -signal)).unwrap_or(-9);
-        self.run.recorder.exec_exited(actor, record_code)?;
-        let not_started = ended.as_ref().and_then(|ended| not_started(ended, &request.argv, &request.cwd));
-        let code = match how {
-            ExecHow::TimedOut => 124,
-            _ => code.or(signal.map(|signal| 128 + signal)).unwrap_or(125),
-        };
-        let stragglers = ended.is_some_and(|ended| ended.stragglers != 0);
-        let result = match how {
-            ExecHow::Unknown => Err(ExecError::RunEnded(self.why_over())),
-            _ => Ok(ExecResult { how, code, not_started, stdout, stderr, stragglers }),
-        };
-        let _ = reply.send(result);
         Ok(())
     }
 
