@@ -173,6 +173,24 @@ pub enum HostFact {
         /// Permission bits.
         mode: u32,
     },
+    /// An observer took the state that its later looks compare with, before anything of the workload ran.
+    Armed {
+        /// `ram`, `disk`, `vmm`.
+        observer: String,
+        /// Whether it can find something in this run.
+        armed: bool,
+        /// On what it stands, or what it lacks.
+        basis: String,
+    },
+    /// How the watch was kept, from arming to the end.
+    Watched {
+        /// Looks at the machine.
+        looks: u64,
+        /// The longest time between two of them.
+        longest_gap_ms: u64,
+        /// Processor time of the observing thread.
+        cpu_ms: u64,
+    },
     /// The host saw what must not be.
     Violation {
         /// Which rule.
@@ -359,6 +377,8 @@ impl HostFact {
             HostFact::VmExited { .. } => "hotcell.vm_exited",
             HostFact::ExecEnded { .. } => "hotcell.exec_ended",
             HostFact::Copied { .. } => "hotcell.copied",
+            HostFact::Armed { .. } => "hotcell.armed",
+            HostFact::Watched { .. } => "hotcell.watched",
             HostFact::Violation { .. } => "hotcell.violation",
             HostFact::Kill { .. } => "hotcell.kill",
             HostFact::Teardown { .. } => "hotcell.teardown",

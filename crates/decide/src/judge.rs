@@ -350,6 +350,8 @@ impl Judge {
             | HostFact::VmExited { .. }
             | HostFact::ExecEnded { .. }
             | HostFact::Copied { .. }
+            | HostFact::Armed { .. }
+            | HostFact::Watched { .. }
             | HostFact::Kill { .. }
             | HostFact::Verdict { .. } => {}
         }

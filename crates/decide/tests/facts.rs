@@ -51,6 +51,8 @@ fn one_of_each() -> Vec<HostFact> {
             digest,
             mode: 0o644,
         },
+        HostFact::Armed { observer: text("ram"), armed: true, basis: text("x") },
+        HostFact::Watched { looks: 3, longest_gap_ms: 51, cpu_ms: 2 },
         HostFact::Violation { kind: ViolationKind::ModuleLoaded, subject: text("x"), detail: text("y") },
         HostFact::Kill { reasons: vec![text("vm_lost")], at_sequence: 7 },
         HostFact::Teardown {
@@ -80,7 +82,7 @@ fn every_fact_survives_its_object_under_its_own_name() {
         names.push(fact.tool_name());
     }
     names.dedup();
-    assert_eq!(names.len(), 20);
+    assert_eq!(names.len(), 22);
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //! decides, records, and stops the machine the moment a rule breaks.
 //!
 //! ```text
-//! booting ──ready──▶ running ──finish──▶ ending ──quiesced──▶ over
-//!    │                  │ timeout, interrupt ──▶ stopping ──execs ended──▶ ending
-//!    └─ deadline, death └─ kill, death, broken record ─────────────────────▶ over
+//! booting ──ready──▶ arming ──armed──▶ running ──finish──▶ ending ──quiesced──▶ looking ──looked──▶ over
+//!    │                  │                │ timeout, interrupt ──▶ stopping ──execs ended──▶ ending
+//!    └─ deadline, death ┴─ FAILED        └─ kill, death, broken record, blind observer ─────────────▶ over
 //! ```
 //! It never waits without a deadline for anything that the guest could hold up,
 //! and never blocks on the guest's reading: what is sent goes through a queue, and
@@ -18,6 +18,7 @@ use crate::phases::Booted;
 use crate::recorder::RecordError;
 use crate::run::{Call, ExecError};
 use crate::stream::{OnDone, Sinks, StdinPump, StreamDone, Tap};
+use crate::watch::{self, Told, Watch};
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode, ViolationKind};
 use hotcell_ledger::{ActorId, Capability};
@@ -39,6 +40,10 @@ const TO_GUEST: usize = 4096;
 const STREAM_TO_GUEST: usize = 256;
 /// Longest working directory: the kernel's PATH_MAX.
 const MAX_CWD: usize = 4096;
+/// What observers may take for the first look, which reads the whole kernel; they need well below a second.
+const ARM_PATIENCE: Duration = Duration::from_secs(30);
+/// What observers may take to read the disks of a dead machine.
+const POST_MORTEM_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a quiet run seals its open block.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -50,11 +55,15 @@ pub(crate) struct Attended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Booting,
+    /// Observers take the state that they compare with; nothing of the workload runs yet.
+    Arming,
     Running,
     /// Execs were told to end; then on to `Ending`.
     Stopping,
     /// The guest writes its disks out.
     Ending,
+    /// It did; the observers look for the last time.
+    Looking,
     Over,
 }
 
@@ -97,6 +106,7 @@ struct Driver<'a> {
     to_guest: Sender<ToGuest>,
     stream_to_guest: Sender<ToGuest>,
     on_done: OnDone,
+    watch: Option<Watch>,
     error: Option<String>,
 }
 
@@ -146,6 +156,11 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
     if let Err(error) = threads {
         return unattended(run, format!("can't watch the machine: {error}"));
     }
+    let watch = match Watch::begin(run) {
+        Ok(watch) => watch,
+        Err(error) => return unattended(run, format!("can't observe the machine: {error}")),
+    };
+    let told = watch.as_ref().map_or_else(never, Watch::told);
     let boot_deadline = run.started + run.runtime.boot_deadline;
     let mut driver = Driver {
         run,
@@ -165,15 +180,19 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
         on_done: Arc::new(move |message| {
             let _ = done_in.send(message);
         }),
+        watch,
         error: None,
     };
-    let outcome = driver.run(calls, &guest, &done, &death);
+    let outcome = driver.run(calls, &guest, &done, &death, &told);
     if let Err(error) = outcome {
         driver.error.get_or_insert(error.to_string());
     }
     driver.run.vm.kill();
     drop(hang_up);
     driver.settle(&done);
+    if let Err(error) = driver.post_mortem(&told, &death) {
+        driver.error.get_or_insert(error.to_string());
+    }
     Attended { error: driver.error }
 }
 
@@ -184,10 +203,11 @@ impl Driver<'_> {
         guest: &Receiver<FromGuest>,
         done: &Receiver<StreamDone>,
         death: &Receiver<()>,
+        told: &Receiver<Told>,
     ) -> Result<(), RecordError> {
         self.configure();
-        let (no_calls, no_frames, no_death) = (never(), never(), never());
-        let (mut calls, mut guest, mut death) = (calls, guest, death);
+        let (no_calls, no_frames, no_death, nothing_told) = (never(), never(), never(), never());
+        let (mut calls, mut guest, mut death, mut told) = (calls, guest, death, told);
         while self.state != State::Over {
             let now = Instant::now();
             let due = self.run_deadline.map_or(self.deadline, |end| self.deadline.min(end));
@@ -219,6 +239,13 @@ impl Driver<'_> {
                     self.going.process = true;
                     self.going(now)?;
                 }
+                recv(told) -> message => match message {
+                    Ok(message) => self.told(message)?,
+                    Err(_) => {
+                        told = &nothing_told;
+                        self.blind()?;
+                    }
+                },
                 default(wait) => {}
             }
             if self.unread && self.state != State::Over {
@@ -301,9 +328,90 @@ impl Driver<'_> {
                 let limit = self.run.runtime.patience.quiesce;
                 self.destroyed("init", &format!("it did not become quiet within {limit:?}"))?;
             }
+            State::Arming => {
+                self.fail("observe", &format!("the machine could not be observed within {ARM_PATIENCE:?}"))?;
+            }
+            State::Looking => {
+                let what =
+                    format!("the last look did not end within {:?}", self.run.runtime.patience.quiesce);
+                self.fault("observe", &what)?;
+                self.state = State::Over;
+            }
             State::Running | State::Stopping | State::Over => {}
         }
         Ok(())
+    }
+
+    /// The guest is ready: what observers compare with is read before anything of the workload runs.
+    fn ready(&mut self) -> Result<(), RecordError> {
+        let Some(watch) = &self.watch else { return self.begin() };
+        watch.arm();
+        self.state = State::Arming;
+        self.deadline = Instant::now() + ARM_PATIENCE;
+        Ok(())
+    }
+
+    /// The workload may run.
+    fn begin(&mut self) -> Result<(), RecordError> {
+        self.state = State::Running;
+        let limit = Duration::from_secs(u64::from(self.run.spec.limits().timeout_s));
+        let end = Instant::now() + limit;
+        self.run_deadline = Some(end);
+        self.deadline = end + self.run.runtime.patience.stop;
+        for call in std::mem::take(&mut self.waiting) {
+            self.call(call)?;
+        }
+        Ok(())
+    }
+
+    /// What an observer has to say.
+    fn told(&mut self, told: Told) -> Result<(), RecordError> {
+        match told {
+            Told::Seen(seen) => watch::record(&mut self.run.recorder, seen)?,
+            Told::Armed if self.state == State::Arming => self.begin()?,
+            Told::LastLooked if self.state == State::Looking => self.state = State::Over,
+            Told::Armed | Told::LastLooked | Told::Over => {}
+            Told::Blind { observer, armed: false, error } if self.workload_may_not_have_run() => {
+                self.fail("observe", &format!("{observer}: {error}"))?;
+            }
+            Told::Blind { observer, error, .. } => self.fault("observe", &format!("{observer}: {error}"))?,
+        }
+        Ok(())
+    }
+
+    /// The observing thread is gone.
+    fn blind(&mut self) -> Result<(), RecordError> {
+        if self.state == State::Over {
+            return Ok(());
+        }
+        let why = self.watch.as_ref().map_or_else(String::new, Watch::why_dead);
+        self.fault("observe", &why)
+    }
+
+    fn workload_may_not_have_run(&self) -> bool {
+        matches!(self.state, State::Booting | State::Arming)
+    }
+
+    /// After the machine was stopped: what observers see of what it left.
+    fn post_mortem(&mut self, told: &Receiver<Told>, death: &Receiver<()>) -> Result<(), RecordError> {
+        let Some(watch) = self.watch.take() else { return Ok(()) };
+        if !self.going.process {
+            let _ = death.recv_timeout(self.run.runtime.patience.death);
+        }
+        watch.post_mortem();
+        let end = Instant::now() + POST_MORTEM_PATIENCE;
+        loop {
+            match told.recv_deadline(end) {
+                Ok(Told::Over) => return Ok(()),
+                // A look that fell together with the machine's end saw it go, and no more.
+                Ok(Told::Blind { observer, error, .. }) => {
+                    return self.fault("observe", &format!("{observer}: {error}"));
+                }
+                Ok(Told::Seen(seen)) => watch::record(&mut self.run.recorder, seen)?,
+                Ok(Told::Armed | Told::LastLooked) => {}
+                Err(_) => return self.fault("observe", &watch.why_dead()),
+            }
+        }
     }
 
     fn stop(&mut self, now: Instant) {
@@ -342,7 +450,9 @@ impl Driver<'_> {
         }
         self.run.recorder.host(&HostFact::Interrupted { signal })?;
         match self.state {
-            State::Booting => self.fail("boot", "the run was stopped before the machine was ready"),
+            State::Booting | State::Arming => {
+                self.fail("boot", "the run was stopped before the machine was ready")
+            }
             State::Running if !at_once => {
                 self.stop(Instant::now());
                 Ok(())
@@ -360,9 +470,9 @@ impl Driver<'_> {
             Call::Interrupt { signal } => self.interrupt(signal, false)?,
             Call::Abandon => self.interrupt(0, true)?,
             Call::Exec { request, io, reply } => match self.state {
-                State::Booting => self.waiting.push(Call::Exec { request, io, reply }),
+                State::Booting | State::Arming => self.waiting.push(Call::Exec { request, io, reply }),
                 State::Running => self.exec(request, io, reply)?,
-                State::Stopping | State::Ending | State::Over => {
+                State::Stopping | State::Ending | State::Looking | State::Over => {
                     let _ = reply.send(Err(ExecError::RunEnded("it is ending".into())));
                 }
             },
@@ -381,15 +491,8 @@ impl Driver<'_> {
                 let boot_ms = self.run.started.elapsed().as_millis() as u64;
                 self.run.timings.insert("ready", boot_ms);
                 self.run.recorder.host(&HostFact::Ready { boot_ms, kernel_release })?;
-                self.state = State::Running;
                 self.enforce();
-                let limit = Duration::from_secs(u64::from(self.run.spec.limits().timeout_s));
-                let end = Instant::now() + limit;
-                self.run_deadline = Some(end);
-                self.deadline = end + self.run.runtime.patience.stop;
-                for call in std::mem::take(&mut self.waiting) {
-                    self.call(call)?;
-                }
+                self.ready()?;
             }
             FromGuest::Ready { .. } => self.misbehaved("it said ready twice")?,
             FromGuest::Ended { exec, ended } => {
@@ -419,9 +522,14 @@ impl Driver<'_> {
             FromGuest::Quiesced if self.state == State::Ending => {
                 self.quiesced = true;
                 self.state = State::Over;
+                if let Some(watch) = &self.watch {
+                    watch.last_look();
+                    self.state = State::Looking;
+                    self.deadline = Instant::now() + self.run.runtime.patience.quiesce;
+                }
             }
             FromGuest::Quiesced => self.misbehaved("it quiesced unasked")?,
-            FromGuest::Fatal { text } if self.state == State::Booting => {
+            FromGuest::Fatal { text } if self.workload_may_not_have_run() => {
                 self.fail("boot", &format!("the guest's init can't go on: {text}"))?;
             }
             FromGuest::Fatal { text } => self.misbehaved(&format!("its init can't go on: {text}"))?,
@@ -488,7 +596,7 @@ impl Driver<'_> {
 
     /// The guest broke the protocol, or its init is gone: nothing that it says counts any more.
     fn misbehaved(&mut self, what: &str) -> Result<(), RecordError> {
-        if self.state == State::Booting {
+        if self.workload_may_not_have_run() {
             let words = self.run.vm.last_words();
             return self.fail(
                 "boot",
@@ -513,7 +621,7 @@ impl Driver<'_> {
     fn died(&mut self) -> Result<(), RecordError> {
         match self.state {
             State::Over => Ok(()),
-            State::Booting => {
+            State::Booting | State::Arming => {
                 let words = self.run.vm.last_words();
                 self.fail("boot", &format!("the machine ended while it booted. Its last words:\n{words}"))
             }

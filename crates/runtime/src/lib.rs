@@ -26,6 +26,7 @@ mod recorder;
 mod report;
 mod run;
 mod stream;
+mod watch;
 
 pub use bundle::{BundleError, CONSOLE, REPORT, SPEC};
 pub use clock::{Clock, HostClock};

@@ -13,7 +13,9 @@ use hotcell_decide::{
     Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Evidence, HostFact,
     RefusalCode, Ruling, Trip, VerdictFold,
 };
-use hotcell_ledger::{ActorId, ClosedLedger, Digest, LedgerWriter, Lineage, NfcString, Payload, WriteError};
+use hotcell_ledger::{
+    ActorId, ClosedLedger, Digest, FileOp, LedgerWriter, Lineage, NfcString, Payload, WriteError,
+};
 use std::io;
 use std::sync::Arc;
 
@@ -85,6 +87,12 @@ impl Recorder {
     pub(crate) fn host(&mut self, fact: &HostFact) -> Recorded {
         let (payload, object) = self.once_broken(|_| Ok(fact.to_payload()?))?;
         self.append(ActorId::HOST, None, payload, Some(&object))
+    }
+
+    /// Records a change that the host saw on a disk.
+    pub(crate) fn mutation(&mut self, op: FileOp, path: &str, before: Digest, after: Digest) -> Recorded {
+        let payload = Payload::FileMutation { op, path: NfcString::new(path), before, after };
+        self.append(ActorId::HOST, None, payload, None)
     }
 
     /// Records a broker's decision.
