@@ -37,7 +37,9 @@ pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -
     put(&["-M", &format!("microvm,x-option-roms=off,isa-serial=on,rtc=on,acpi=on{timers}")]);
     match accel {
         Accel::Kvm => put(&["-accel", "kvm", "-cpu", "host"]),
-        Accel::Tcg => put(&["-accel", "tcg", "-cpu", "max"]),
+        // The translator executes `rep movsb` byte by byte, and with "enhanced rep movsb" the guest's kernel and libc
+        // copy and clear memory by it: without, by eight bytes at a time (reading a cached file: 280 against 1600 MB/s).
+        Accel::Tcg => put(&["-accel", "tcg", "-cpu", "max,erms=off"]),
     }
     put(&["-m", &plan.memory_mib.to_string(), "-smp", &plan.vcpus.to_string()]);
     put(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
