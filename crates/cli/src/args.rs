@@ -167,6 +167,10 @@ pub(crate) struct ImageBuild {
     /// Debian mirror; without it mmdebstrap's own.
     #[arg(long, value_name = "URL")]
     pub(crate) mirror: Option<String>,
+    /// A program of the image that the machine starts as root, without capabilities, before the first command:
+    /// NAME=PATH, arguments behind blanks; may be given several times.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub(crate) service: Vec<String>,
     /// Keep set-user-id and set-group-id bits, which the machine ignores either way.
     #[arg(long)]
     pub(crate) keep_setuid: bool,

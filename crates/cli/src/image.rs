@@ -5,7 +5,7 @@ use crate::exit::Fatal;
 use crate::session::Session;
 use crate::verify;
 use hotcell_image::{Image, ImageError, Limits, Pin, Progress, Recipe, Source};
-use hotcell_policy::EntryKind;
+use hotcell_policy::{EntryKind, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -39,8 +39,11 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
     let mut include: Vec<String> = args.include;
     include.sort();
     include.dedup();
-    let recipe =
-        Recipe { include, mirror: args.mirror, keep_setuid: args.keep_setuid, ..Recipe::new(source) };
+    let services: Result<Vec<ServiceDraft>, _> =
+        args.service.iter().map(|text| ServiceDraft::parse(text)).collect();
+    let services = services.map_err(Fatal::usage)?;
+    let (mirror, keep_setuid) = (args.mirror, args.keep_setuid);
+    let recipe = Recipe { include, mirror, services, keep_setuid, ..Recipe::new(source) };
     let image = build_showing(session, &args.name, &recipe, args.pip.as_deref())?;
     show(&image, args.json);
     Ok(())
@@ -190,6 +193,9 @@ fn show(image: &Image, json: bool) {
     }
     line("root", details.root.clone());
     line("manifest", details.manifest.clone());
+    for service in image.manifest.services() {
+        line("service", format!("{} as root: {:?} {}", service.name, service.argv, service.binary));
+    }
     let config = &details.config;
     for (name, value) in &config.env {
         line("env", format!("{name}={value}"));

@@ -147,6 +147,7 @@ impl Session {
         draft.command = Some(command);
         draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
         draft.binaries = Some(image.manifest.binaries().digest());
+        draft.services = image.manifest.services().to_vec();
         boot.contents = Some(image.manifest);
         draft.fingerprint = fingerprint.as_ref().map(Fingerprint::digest);
         let user = (image.details.config.uid, image.details.config.gid);

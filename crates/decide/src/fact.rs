@@ -76,6 +76,16 @@ pub enum HostFact {
         /// The guest kernel's release, as the guest says.
         kernel_release: String,
     },
+    /// A root service of the image was started, as this exec; the spec names it too.
+    Service {
+        /// Which exec.
+        exec: u64,
+        /// The service's name.
+        name: String,
+        /// Digest of its program.
+        #[serde(with = "hotcell_policy::hex")]
+        binary: Digest,
+    },
     /// A stream of an exec ended.
     Output {
         /// Which exec.
@@ -366,6 +376,7 @@ impl HostFact {
             HostFact::SwitchProven { .. } => "hotcell.switch_proven",
             HostFact::Isolation { .. } => "hotcell.isolation",
             HostFact::Ready { .. } => "hotcell.ready",
+            HostFact::Service { .. } => "hotcell.service",
             HostFact::Output { .. } => "hotcell.output",
             HostFact::SpawnDenied { .. } => "hotcell.spawn_denied",
             HostFact::ClaimRefused { .. } => "hotcell.claim_refused",
@@ -393,6 +404,7 @@ impl HostFact {
             | HostFact::Measured { digest, .. }
             | HostFact::Output { whole: digest, .. }
             | HostFact::Copied { digest, .. }
+            | HostFact::Service { binary: digest, .. }
             | HostFact::SpawnDenied { binary: digest, .. } => *digest,
             _ => Digest::ZERO,
         }

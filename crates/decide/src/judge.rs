@@ -341,6 +341,7 @@ impl Judge {
             HostFact::SwitchProven { .. }
             | HostFact::Isolation { .. }
             | HostFact::Ready { .. }
+            | HostFact::Service { .. }
             | HostFact::Output { .. }
             | HostFact::SpawnDenied { .. }
             | HostFact::ClaimRefused { .. }

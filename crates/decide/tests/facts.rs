@@ -26,6 +26,7 @@ fn one_of_each() -> Vec<HostFact> {
             details: [(text("a"), text("b"))].into(),
         },
         HostFact::Ready { boot_ms: 1, kernel_release: text("6.12") },
+        HostFact::Service { exec: 1, name: text("runner"), binary: digest },
         HostFact::Output {
             exec: 1,
             stream: OutputStream::Stdout,
@@ -82,7 +83,7 @@ fn every_fact_survives_its_object_under_its_own_name() {
         names.push(fact.tool_name());
     }
     names.dedup();
-    assert_eq!(names.len(), 22);
+    assert_eq!(names.len(), 23);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use hotcell_wire::CHANNEL_NAME;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mount::MountFlags;
-use rustix::process::setpriority_process;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior, setpriority_process};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, remove_capability_from_bounding_set, set_capabilities_secure_bits,
     set_name, set_no_new_privs,
@@ -110,6 +110,8 @@ fn reserve_low_descriptors() -> Result<OwnedFd, Failure> {
 }
 
 fn protect_self() -> Result<(), Failure> {
+    // For its children too, until they execute: a root service of the image has their user.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).doing(|| "hide PID 1's memory".into())?;
     fs::write("/proc/self/oom_score_adj", "-1000").doing(|| "protect PID 1 from the OOM killer".into())?;
     setpriority_process(None, PRIORITY).doing(|| "raise PID 1's priority".into())?;
     set_name(c"hotcell-init").doing(|| "name PID 1".into())

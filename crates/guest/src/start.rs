@@ -57,8 +57,13 @@ pub(crate) struct Started {
 /// Starts it.
 pub(crate) fn start(ground: &Ground, exec: u32, order: Order) -> Result<Started, (Stage, Errno)> {
     let (uid, gid) = (order.uid, order.gid);
-    // 0 would be root, all ones means "leave as it is" to the kernel, which is root too.
-    if uid == 0 || gid == 0 || uid == u32::MAX || gid == u32::MAX {
+    // All ones means "leave as it is" to the kernel, which is root too.
+    let is_root = |id: u32| id == 0 || id == u32::MAX;
+    let allowed = match order.program {
+        Program::Service => uid == 0 && gid == 0,
+        Program::Argv | Program::Unpack | Program::Pack => !is_root(uid) && !is_root(gid),
+    };
+    if !allowed {
         return Err((Stage::Confine, Errno::PERM));
     }
     spawn(ground, exec, order, Uid::from_raw(uid), Gid::from_raw(gid)).map_err(|errno| (Stage::Spawn, errno))
@@ -106,7 +111,7 @@ fn task(program: Program, text: ExecText) -> Result<Task, Errno> {
         list.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>().map_err(|_| Errno::INVAL)
     };
     Ok(match program {
-        Program::Argv => {
+        Program::Argv | Program::Service => {
             let name = text.argv.first().map(Vec::as_slice).unwrap_or_default();
             let candidates = strings(candidates(name, &text.env))?;
             Task::Program(ExecImage::new(candidates, strings(text.argv)?, strings(text.env)?))

@@ -13,7 +13,7 @@ use crate::registry::apply_registry;
 use crate::source::Source;
 use crate::stage::{Meta, Stage, refuse};
 use crate::tree::{Content, Entry, Node, Tree};
-use hotcell_policy::CleanPath;
+use hotcell_policy::{CleanPath, ServiceDraft};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,6 +46,9 @@ pub struct Recipe {
     pub mirror: Option<String>,
     /// Python packages that are installed: exactly these artifacts.
     pub pins: Vec<Pin>,
+    /// Programs that the machine starts as root, without capabilities, before the first command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceDraft>,
     /// Whether set-user-id bits stay. The guest mounts its root nosuid either way.
     pub keep_setuid: bool,
 }
@@ -53,7 +56,8 @@ pub struct Recipe {
 impl Recipe {
     /// A source and nothing else.
     pub fn new(source: Source) -> Recipe {
-        Recipe { source, include: Vec::new(), mirror: None, pins: Vec::new(), keep_setuid: false }
+        let (include, pins, services) = (Vec::new(), Vec::new(), Vec::new());
+        Recipe { source, include, mirror: None, pins, services, keep_setuid: false }
     }
 }
 

@@ -288,7 +288,7 @@ impl Store {
         let file = File::open(&root).map_err(at(&root))?;
         let root_bytes = file.metadata().map_err(at(&root))?.len();
         let digest = Digest::of_reader(file).map_err(at(&root))?;
-        let manifest = built.tree.manifest()?.to_json();
+        let manifest = built.tree.manifest(&built.recipe.services)?.to_json();
         let path = dir.join("manifest.json");
         fs::write(&path, &manifest).map_err(at(&path))?;
         let details = Details {

@@ -9,7 +9,7 @@ use crate::spool::{Slice, SliceReader};
 use backhand::compression::{CompressionOptions, Compressor, Lz4};
 use backhand::{FilesystemCompressor, FilesystemWriter, NodeHeader};
 use hotcell_ledger::Digest;
-use hotcell_policy::{CleanPath, EntryKind, Manifest, ManifestEntry};
+use hotcell_policy::{CleanPath, EntryKind, Manifest, ManifestEntry, ServiceDraft};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, Write};
@@ -174,8 +174,8 @@ impl Tree {
     /// What the image holds, measured.
     ///
     /// # Errors
-    /// A file can't be read.
-    pub fn manifest(&self) -> Result<Manifest, ImageError> {
+    /// A file can't be read, or a service's program is none of the image's.
+    pub fn manifest(&self, services: &[ServiceDraft]) -> Result<Manifest, ImageError> {
         let mut entries = Vec::with_capacity(self.entries.len());
         for (path, entry) in &self.entries {
             let kind = match &entry.node {
@@ -196,7 +196,7 @@ impl Tree {
             let entry = ManifestEntry { kind, mode: entry.mode, uid: entry.uid, gid: entry.gid };
             entries.push((path.clone(), entry));
         }
-        Ok(Manifest::new(entries))
+        Manifest::new(entries).declare(services).map_err(|error| ImageError::Request(error.to_string()))
     }
 
     /// Writes the tree as a squashfs.
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_manifest_names_every_entry_and_approves_the_executables() {
-        let manifest = tree().manifest().unwrap();
+        let manifest = tree().manifest(&[]).unwrap();
         let paths: Vec<&str> = manifest.entries().map(|(path, _)| path.as_str()).collect();
         assert_eq!(paths, ["/bin", "/bin/ls", "/bin/sh", "/workspace"]);
         assert_eq!(manifest.binaries().len(), 1);

@@ -20,6 +20,7 @@
 use crate::limits::{FIRST_VSOCK_CID, MAX_ARG_BYTES, MAX_COMMAND_BYTES, MAX_KERNEL_ARGS};
 use crate::path::CleanPath;
 use crate::run::{Command, RunDraft};
+use crate::service;
 use crate::violation::{Code, Findings, Violations};
 
 /// The rules of isolation. There is one set of them and no way to choose another.
@@ -61,6 +62,10 @@ pub(crate) fn check(draft: &RunDraft, findings: &mut Findings) {
     }
     if let Some(command) = &draft.command {
         check_command(command, findings);
+    }
+    let services = draft.services.iter().map(|service| (service.name.as_str(), service.argv.as_slice()));
+    if let Err(error) = service::check_all(services) {
+        findings.add(Code::Service, error.to_string());
     }
     if draft.fingerprint.is_some() != draft.policy.profile.fingerprint.is_some() {
         findings.add(

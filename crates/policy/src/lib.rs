@@ -35,6 +35,7 @@ pub mod manifest;
 pub mod parse;
 pub mod path;
 pub mod run;
+pub mod service;
 pub mod spec;
 pub mod violation;
 
@@ -50,5 +51,6 @@ pub use manifest::{EntryKind, Manifest, ManifestEntry, ManifestError};
 pub use parse::PolicyError;
 pub use path::{CleanPath, PathError, PathPolicy, Region};
 pub use run::{Command, EnvValue, ImageRef, RunDraft, SpecError};
+pub use service::{Service, ServiceDraft, ServiceError};
 pub use spec::SealedSpec;
 pub use violation::{Code, Violation, Violations};

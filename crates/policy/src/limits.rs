@@ -64,6 +64,10 @@ pub const MAX_COMMAND_BYTES: usize = 1024 * 1024;
 pub const MAX_KERNEL_ARGS: usize = 32;
 /// Bytes of a spec.json that is read back.
 pub const MAX_SPEC_BYTES: usize = 8 * 1024 * 1024;
+/// Root services of an image.
+pub const MAX_SERVICES: usize = 8;
+/// Bytes of one service's program and arguments.
+pub const MAX_SERVICE_BYTES: usize = 4096;
 /// The first vsock CID that is not reserved for hypervisor, loopback or host.
 pub const FIRST_VSOCK_CID: u32 = 3;
 

@@ -4,10 +4,12 @@
 //! come from it. Entries are sorted by path, each path once. A manifest says what
 //! the image is, never what a run may do.
 //!
-//! As a file: `{"format":"hotcell-manifest-1","entries":[…]}`, entries sorted by path, one spelling.
+//! As a file: `{"format":"hotcell-manifest-1","services":[…],"entries":[…]}`, entries sorted by path, `services` only
+//! where there are any, one spelling.
 
 use crate::binary::{BinaryDraft, BinaryPolicy};
 use crate::path::{CleanPath, PathError};
+use crate::service::{self, Service, ServiceDraft, ServiceError};
 use hotcell_ledger::Digest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -73,12 +75,39 @@ impl ManifestEntry {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     entries: BTreeMap<CleanPath, ManifestEntry>,
+    services: Vec<Service>,
 }
 
 impl Manifest {
     /// A manifest of these entries; a path that comes twice keeps its last entry, as in an image's layers.
     pub fn new(entries: impl IntoIterator<Item = (CleanPath, ManifestEntry)>) -> Manifest {
-        Manifest { entries: entries.into_iter().collect() }
+        Manifest { entries: entries.into_iter().collect(), services: Vec::new() }
+    }
+
+    /// The same with these root services, sorted by name, each program measured.
+    ///
+    /// # Errors
+    /// A declaration is none, or its program is no executable of the image.
+    pub fn declare(mut self, drafts: &[ServiceDraft]) -> Result<Manifest, ServiceError> {
+        service::check_all(drafts.iter().map(|draft| (draft.name.as_str(), draft.argv.as_slice())))?;
+        let measured = drafts.iter().map(|draft| {
+            let ServiceDraft { name, argv } = draft.clone();
+            let program = argv.first().map(String::as_str).unwrap_or_default();
+            let binary = self.executable(program).map(|(_, entry)| entry.content());
+            let none = || {
+                ServiceError::new(&name, format!("starts {program:?}, which is no executable of the image"))
+            };
+            Ok(Service { binary: binary.ok_or_else(none)?, name, argv })
+        });
+        let mut services = measured.collect::<Result<Vec<_>, _>>()?;
+        services.sort();
+        self.services = services;
+        Ok(self)
+    }
+
+    /// The root services that the image declares, sorted by name.
+    pub fn services(&self) -> &[Service] {
+        &self.services
     }
 
     /// The entries, sorted by path.
@@ -93,7 +122,11 @@ impl Manifest {
             entry: entry.clone(),
             executable: entry.is_executable(),
         });
-        let file = ManifestFile { format: FORMAT.to_owned(), entries: entries.collect() };
+        let file = ManifestFile {
+            format: FORMAT.to_owned(),
+            services: self.services.clone(),
+            entries: entries.collect(),
+        };
         // Texts and numbers: nothing that JSON can't say.
         serde_json::to_vec(&file).unwrap_or_default()
     }
@@ -105,6 +138,10 @@ impl Manifest {
         let entries = file.entries.into_iter().map(|file| Ok((CleanPath::clean(&file.path)?, file.entry)));
         let entries: Result<Vec<_>, PathError> = entries.collect();
         let manifest = Manifest::new(entries.map_err(|error| ManifestError(error.to_string()))?);
+        let drafts: Vec<ServiceDraft> =
+            file.services.into_iter().map(|Service { name, argv, .. }| ServiceDraft { name, argv }).collect();
+        // Measured again: a digest that is not the program's makes another spelling.
+        let manifest = manifest.declare(&drafts).map_err(|error| ManifestError(error.to_string()))?;
         if file.format != FORMAT || manifest.to_json() != bytes {
             return Err(ManifestError(format!("it is not in the one spelling of {FORMAT}")));
         }
@@ -149,7 +186,7 @@ impl Manifest {
     /// The image's executable that `execvp` would start; `None` where there is
     /// none in the image. `search` is the value of PATH.
     pub fn program(&self, name: &str, search: &str, cwd: &str) -> Option<(CleanPath, &ManifestEntry)> {
-        let executable = |path: &str| self.resolve(path).filter(|(_, entry)| entry.is_executable());
+        let executable = |path: &str| self.executable(path);
         if name.contains('/') {
             let path = if name.starts_with('/') { name.to_owned() } else { format!("{cwd}/{name}") };
             return executable(&path);
@@ -158,6 +195,10 @@ impl Manifest {
             .split(':')
             .filter(|folder| folder.starts_with('/'))
             .find_map(|folder| executable(&format!("{folder}/{name}")))
+    }
+
+    fn executable(&self, path: &str) -> Option<(CleanPath, &ManifestEntry)> {
+        self.resolve(path).filter(|(_, entry)| entry.is_executable())
     }
 
     /// The allowlist of the image's own executables.
@@ -179,6 +220,8 @@ pub struct ManifestError(String);
 #[serde(deny_unknown_fields)]
 struct ManifestFile {
     format: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    services: Vec<Service>,
     entries: Vec<FileEntry>,
 }
 
@@ -229,6 +272,29 @@ mod tests {
             let got = found(name);
             assert!(got.is_none() || name == "sh/", "{name}: {got:?}");
         }
+    }
+
+    #[test]
+    fn a_service_is_measured_and_can_not_be_forged() {
+        let draft = |text: &str| ServiceDraft::parse(text).unwrap();
+        let declared = manifest().declare(&[draft("b=/bin/sh -c x"), draft("a=/usr/bin/up")]).unwrap();
+        let names: Vec<&str> = declared.services().iter().map(|service| service.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert!(declared.services().iter().all(|service| service.binary == Digest::of(b"busybox")));
+        let bytes = declared.to_json();
+        assert_eq!(Manifest::from_json(&bytes), Ok(declared));
+        let text = String::from_utf8(bytes).unwrap();
+        let (real, forged) = (Digest::of(b"busybox").to_hex(), Digest::of(b"other").to_hex());
+        assert!(Manifest::from_json(text.replacen(&real, &forged, 1).as_bytes()).is_err());
+        for bad in ["x=/usr/bin/data", "x=/usr/bin/gone", "x=/usr/bin"] {
+            assert!(
+                manifest().declare(&[draft(bad)]).unwrap_err().to_string().contains("no executable"),
+                "{bad}"
+            );
+        }
+        assert!(manifest().declare(&[draft("x=/bin/sh"), draft("x=/bin/sh")]).is_err());
+        let many: Vec<_> = (0..9).map(|n| draft(&format!("s{n}=/bin/sh"))).collect();
+        assert!(manifest().declare(&many).is_err());
     }
 
     #[test]

@@ -12,6 +12,7 @@
 use crate::draft::PolicyDraft;
 use crate::isolation;
 use crate::limits::MAX_SPEC_BYTES;
+use crate::service::Service;
 use crate::spec::SealedSpec;
 use crate::violation::{Findings, Violations};
 use core::fmt;
@@ -120,6 +121,8 @@ pub struct RunDraft {
     pub binaries: Option<Digest>,
     /// Digest of the fingerprint file that the policy names.
     pub fingerprint: Option<Digest>,
+    /// Root services that the image declares: the only processes that may be root.
+    pub services: Vec<Service>,
 }
 
 impl RunDraft {
@@ -135,6 +138,7 @@ impl RunDraft {
             baseline: None,
             binaries: None,
             fingerprint: None,
+            services: Vec::new(),
         }
     }
 
@@ -175,6 +179,7 @@ impl RunDraft {
             baseline: file.baseline,
             binaries: file.binaries,
             fingerprint: file.fingerprint,
+            services: file.services,
         })
     }
 }
@@ -214,6 +219,9 @@ struct SpecFile {
     binaries: Option<Digest>,
     #[serde(with = "crate::hex::option")]
     fingerprint: Option<Digest>,
+    /// Absent where there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    services: Vec<Service>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -246,6 +254,7 @@ pub(crate) fn to_spec_json(draft: &RunDraft) -> Vec<u8> {
         baseline: draft.baseline,
         binaries: draft.binaries,
         fingerprint: draft.fingerprint,
+        services: draft.services.clone(),
     };
     // Strings, numbers that were checked to be finite, and maps with text keys: nothing that JSON can't say.
     serde_json::to_vec(&file).unwrap_or_default()

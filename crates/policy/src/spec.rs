@@ -7,6 +7,7 @@
 
 use crate::draft::{LimitsDraft, SealedPolicy};
 use crate::run::{Command, ImageRef, RunDraft, to_spec_json};
+use crate::service::Service;
 use hotcell_ledger::Digest;
 
 /// What a run is. Immutable.
@@ -70,6 +71,11 @@ impl SealedSpec {
     /// Digest of the fingerprint file.
     pub fn fingerprint(&self) -> Option<Digest> {
         self.draft.fingerprint
+    }
+
+    /// Root services that the image declares: the only processes that may be root.
+    pub fn services(&self) -> &[Service] {
+        &self.draft.services
     }
 
     /// The canonical bytes: the bundle's spec.json.

@@ -63,6 +63,8 @@ codes! {
     WorkingDirectory = "cwd",
     /// An environment variable that can't be passed on.
     Environment = "env",
+    /// A root service that can't be one.
+    Service = "service",
     /// A profile file and its digest of which only one was given.
     Profile = "profile",
 }

@@ -70,6 +70,8 @@ enum State {
 struct LiveExec {
     actor: ActorId,
     request: ExecRequest,
+    /// The name of the root service that it is.
+    service: Option<String>,
     reply: Sender<Result<ExecResult, ExecError>>,
     stdin: Option<StdinPump>,
     ended: Option<ExecEnded>,
@@ -303,8 +305,12 @@ impl Driver<'_> {
             self.execs.values_mut().for_each(|live| live.timed_out = live.ended.is_none());
             self.stop(now);
         }
-        if self.state == State::Running && self.finish_asked && self.execs.is_empty() {
-            self.quiesce(now);
+        if self.state == State::Running && self.finish_asked {
+            if self.execs.is_empty() {
+                self.quiesce(now);
+            } else if self.execs.values().all(|live| live.service.is_some()) {
+                self.stop(now);
+            }
         }
         if self.state == State::Stopping && (self.execs.is_empty() || now >= self.deadline) {
             self.quiesce(now);
@@ -358,6 +364,7 @@ impl Driver<'_> {
         let end = Instant::now() + limit;
         self.run_deadline = Some(end);
         self.deadline = end + self.run.runtime.patience.stop;
+        self.start_services()?;
         for call in std::mem::take(&mut self.waiting) {
             self.call(call)?;
         }

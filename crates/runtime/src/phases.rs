@@ -181,6 +181,9 @@ impl Sealed {
         if binaries.as_ref().map(BinaryPolicy::digest) != spec.binaries() {
             return Err(failed("the image's binary allowlist is not the one that the spec names".into()));
         }
+        if boot.contents.as_ref().map_or(&[][..], Manifest::services) != spec.services() {
+            return Err(failed("the image's root services are not those that the spec names".into()));
+        }
         let fold = VerdictFold::new(&spec, baseline.as_ref()).map_err(|error| failed(error.to_string()))?;
         let bundle =
             Bundle::create(&runtime.out, spec.run_id()).map_err(|error| failed(error.to_string()))?;

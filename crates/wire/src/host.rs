@@ -42,6 +42,9 @@ pub enum Program {
     /// The init's own packer: argv[1..] are paths, packed as a tar stream to
     /// stdout as the workload's user.
     Pack = 2,
+    /// A root service of the image: the program that argv names, as user and
+    /// group 0, without capabilities.
+    Service = 3,
 }
 
 /// Begins an exec; its texts follow in `ExecText` frames, then `ExecStart`.
@@ -54,9 +57,9 @@ pub struct ExecBegin {
     pub stdin: u8,
     /// Zero.
     pub reserved: [u8; 2],
-    /// User; never 0.
+    /// User; 0 for a service and for nothing else.
     pub uid: U32,
-    /// Group; never 0.
+    /// Group; as the user.
     pub gid: U32,
     /// Length of the texts in bytes.
     pub text_len: U32,

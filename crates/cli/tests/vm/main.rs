@@ -12,6 +12,7 @@
 mod attacks;
 mod basics;
 mod harness;
+mod images;
 mod judgement;
 mod latency;
 mod record;

@@ -9,11 +9,14 @@ use crate::exec::{ExecRequest, ExecResult, ending, not_started};
 use crate::recorder::RecordError;
 use crate::run::ExecError;
 use crate::stream::{ExecIo, StdinPump, StreamDone, StreamOutcome, start_outputs};
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Sender, bounded};
 use hotcell_decide::{ExecHow, HostFact, OutputStream, SpawnAttempt, SpawnDecision};
 use hotcell_ledger::{ActorId, Digest};
-use hotcell_policy::WorkspaceExec;
+use hotcell_policy::{Service, WorkspaceExec};
 use hotcell_wire::{ExecBegin, MAX_EXECS, Program, Stream};
+
+/// PATH of a root service, whatever the image's environment says.
+const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 impl Driver<'_> {
     pub(super) fn exec(
@@ -25,12 +28,41 @@ impl Driver<'_> {
         let refuse = |why: String| {
             let _ = reply.send(Err(ExecError::Refused(why)));
         };
-        if self.execs.len() >= MAX_EXECS {
-            refuse(format!("{MAX_EXECS} execs run already"));
-            return Ok(());
-        }
         if request.uid == 0 || request.gid == 0 {
             refuse("user and group 0 are the guest's own: name another".into());
+            return Ok(());
+        }
+        self.launch(request, None, io, reply)
+    }
+
+    /// Starts the root services that the spec names, before the first command. One that does
+    /// not start ends the run: the image is not what it says.
+    pub(super) fn start_services(&mut self) -> Result<(), RecordError> {
+        for service in self.run.spec.services().to_vec() {
+            let mut request = ExecRequest::new(service.argv.clone());
+            (request.uid, request.gid, request.cwd) = (0, 0, "/".into());
+            request.env = vec![("PATH".into(), SERVICE_PATH.into())];
+            let (reply, refused) = bounded(1);
+            self.launch(request, Some(service.clone()), ExecIo::default(), reply)?;
+            if let Ok(Err(error)) = refused.try_recv() {
+                return self.fail("service", &format!("the image's service {:?}: {error}", service.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn launch(
+        &mut self,
+        request: ExecRequest,
+        service: Option<Service>,
+        io: ExecIo,
+        reply: Sender<Result<ExecResult, ExecError>>,
+    ) -> Result<(), RecordError> {
+        let refuse = |why: String| {
+            let _ = reply.send(Err(ExecError::Refused(why)));
+        };
+        if self.execs.len() >= MAX_EXECS {
+            refuse(format!("{MAX_EXECS} execs run already"));
             return Ok(());
         }
         if request.cwd.len() > MAX_CWD {
@@ -51,9 +83,16 @@ impl Driver<'_> {
                 return Ok(());
             }
         };
+        if service.as_ref().is_some_and(|service| service.binary != binary) {
+            refuse("its program is not the one that the spec names".into());
+            return Ok(());
+        }
         let exec = self.next_exec;
         self.next_exec += 1;
         let recorder = &mut self.run.recorder;
+        if let Some(Service { name, binary, .. }) = service.clone() {
+            recorder.host(&HostFact::Service { exec: u64::from(exec), name, binary })?;
+        }
         let Some(actor) = recorder.exec_begun(exec, binary, &request.argv, &request.cwd)? else {
             refuse("the run has started as many execs as it may".into());
             return Ok(());
@@ -64,8 +103,8 @@ impl Driver<'_> {
         let limit = u64::from(self.run.spec.limits().output_mib) << 20;
         let outputs = start_outputs(&self.sinks, exec, outputs, limit, &self.stream_to_guest, &self.on_done);
         let begin = ExecBegin {
-            program: Program::Argv,
-            stdin: 1,
+            program: if service.is_some() { Program::Service } else { Program::Argv },
+            stdin: u8::from(service.is_none()),
             reserved: [0; 2],
             uid: request.uid.into(),
             gid: request.gid.into(),
@@ -79,7 +118,8 @@ impl Driver<'_> {
             Err(error) => return self.fault("stdin", &error.to_string()),
         };
         let (ended, timed_out, over) = (None, false, [false; 2]);
-        let live = LiveExec { actor, request, reply, stdin, ended, timed_out, outputs, over };
+        let service = service.map(|service| service.name);
+        let live = LiveExec { actor, request, service, reply, stdin, ended, timed_out, outputs, over };
         self.execs.insert(exec, live);
         Ok(())
     }
@@ -151,7 +191,7 @@ impl Driver<'_> {
     }
 
     pub(super) fn conclude(&mut self, exec: u32, live: LiveExec) -> Result<(), RecordError> {
-        let LiveExec { actor, request, reply, ended, outputs, stdin, timed_out, .. } = live;
+        let LiveExec { actor, request, service, reply, ended, outputs, stdin, timed_out, .. } = live;
         drop(stdin);
         let mut totals = Vec::new();
         for (stream, tap) in [OutputStream::Stdout, OutputStream::Stderr].into_iter().zip(outputs) {
@@ -178,6 +218,11 @@ impl Driver<'_> {
         let record_code = code.or(signal.map(|signal| -signal)).unwrap_or(-9);
         self.run.recorder.exec_exited(actor, record_code)?;
         let not_started = ended.as_ref().and_then(|ended| not_started(ended, &request.argv, &request.cwd));
+        if let (Some(name), Some(why)) = (&service, &not_started)
+            && self.state == super::State::Running
+        {
+            self.fail("service", &format!("the image's service {name:?} did not start: {why}"))?;
+        }
         let code = match how {
             ExecHow::TimedOut => 124,
             _ => code.or(signal.map(|signal| 128 + signal)).unwrap_or(125),
