@@ -30,6 +30,8 @@ use std::io;
 pub enum Verdict {
     /// The call fails with this errno.
     Errno(i32),
+    /// The call waits until whoever holds the filter's listener answers; once nobody holds it, there is no such call.
+    Ask,
 }
 
 /// A test of one argument: whether its low 32 bits, masked, are among `values`.
@@ -83,6 +85,7 @@ impl std::error::Error for FilterError {}
 #[derive(Debug)]
 pub struct Filter {
     program: Vec<libc::sock_filter>,
+    asks: bool,
 }
 
 /// `AUDIT_ARCH_X86_64`: EM_X86_64, 64 bit, little-endian.
@@ -114,6 +117,13 @@ const fn refusal(errno: i32) -> libc::sock_filter {
     op(RETURN, libc::SECCOMP_RET_ERRNO | (errno as u32 & libc::SECCOMP_RET_DATA))
 }
 
+const fn answer(verdict: Verdict) -> libc::sock_filter {
+    match verdict {
+        Verdict::Errno(errno) => refusal(errno),
+        Verdict::Ask => op(RETURN, libc::SECCOMP_RET_USER_NOTIF),
+    }
+}
+
 impl Filter {
     /// Compiles `rules`; calls above `newest` are not implemented.
     ///
@@ -138,23 +148,41 @@ impl Filter {
         if program.len() > MAX_INSTRUCTIONS {
             return Err(FilterError::TooLong);
         }
-        Ok(Filter { program })
+        Ok(Filter { program, asks: rules.iter().any(|rule| rule.verdict == Verdict::Ask) })
     }
 
-    /// Puts the filter on the calling thread, for good, its children and what it executes.
+    /// Whether a rule of it asks.
+    #[cfg(feature = "host")]
+    pub(crate) fn asks(&self) -> bool {
+        self.asks
+    }
+
+    /// Puts the filter on the calling thread, for good, its children and what it executes. Where a
+    /// rule asks, nobody is there to answer: such a call is not implemented.
     ///
     /// # Errors
     /// The kernel's; `EACCES` without no-new-privileges.
     pub fn install(&self) -> io::Result<()> {
+        self.put(0).map(|_| ())
+    }
+
+    /// The same, and a descriptor, closed on exec, through which the calls that ask are answered.
+    #[cfg(feature = "host")]
+    pub(crate) fn install_asking(&self) -> io::Result<std::os::fd::RawFd> {
+        self.put(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map(|listener| listener as std::os::fd::RawFd)
+    }
+
+    fn put(&self, flags: libc::c_ulong) -> io::Result<libc::c_long> {
         let program = libc::sock_fprog {
             len: self.program.len() as libc::c_ushort,
             filter: self.program.as_ptr().cast_mut(),
         };
         // SAFETY: `program` names `len` instructions that live through the call; the kernel copies and
         // checks them and writes nothing.
-        let result =
-            unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let result = unsafe {
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
     }
 }
 
@@ -186,9 +214,8 @@ fn search(leaves: &[(u32, Vec<libc::sock_filter>)]) -> Result<Vec<libc::sock_fil
 
 /// The instructions of one rule; where a test fails they lead past their end.
 fn body(rule: &Rule) -> Result<Vec<libc::sock_filter>, FilterError> {
-    let Verdict::Errno(errno) = rule.verdict;
     if rule.when.is_empty() {
-        return Ok(vec![refusal(errno)]);
+        return Ok(vec![answer(rule.verdict)]);
     }
     let length: usize = rule.when.iter().map(|test| 2 + test.values.len()).sum::<usize>() + 1;
     let mut out = Vec::new();
@@ -212,7 +239,7 @@ fn body(rule: &Rule) -> Result<Vec<libc::sock_filter>, FilterError> {
             out.push(jump(JUMP_EQUAL, value, hit, miss));
         }
     }
-    out.push(refusal(errno));
+    out.push(answer(rule.verdict));
     Ok(out)
 }
 
@@ -264,7 +291,7 @@ mod tests {
         Rule { call: 31, when: &[], verdict: Verdict::Errno(5) },
     ];
 
-    fn answer(nr: u32, args: [u32; 6]) -> Option<u32> {
+    fn answered(nr: u32, args: [u32; 6]) -> Option<u32> {
         let filter = Filter::compile(100, RULES).unwrap();
         match run(&filter, AUDIT_ARCH, nr, args) {
             libc::SECCOMP_RET_ALLOW => None,
@@ -274,16 +301,16 @@ mod tests {
 
     #[test]
     fn rules_apply_where_all_their_tests_hold_and_nowhere_else() {
-        assert_eq!(answer(9, [0; 6]), None);
-        assert_eq!(answer(10, [0; 6]), Some(1));
-        assert_eq!(answer(20, [2, 3 | 0x800, 0, 0, 0, 0]), Some(2));
-        assert_eq!(answer(20, [10, 10, 0, 0, 0, 0]), Some(2));
-        assert_eq!(answer(20, [2, 1, 0, 0, 0, 0]), None);
-        assert_eq!(answer(20, [1, 3, 0, 0, 0, 0]), None);
-        assert_eq!(answer(20, [17, 1, 0, 0, 0, 0]), Some(3));
-        assert_eq!(answer(30, [0, 0, 0x20, 0, 0, 0]), Some(4));
-        assert_eq!(answer(30, [0, 0, 0x40, 0, 0, 0]), None);
-        assert_eq!(answer(31, [0; 6]), Some(5));
+        assert_eq!(answered(9, [0; 6]), None);
+        assert_eq!(answered(10, [0; 6]), Some(1));
+        assert_eq!(answered(20, [2, 3 | 0x800, 0, 0, 0, 0]), Some(2));
+        assert_eq!(answered(20, [10, 10, 0, 0, 0, 0]), Some(2));
+        assert_eq!(answered(20, [2, 1, 0, 0, 0, 0]), None);
+        assert_eq!(answered(20, [1, 3, 0, 0, 0, 0]), None);
+        assert_eq!(answered(20, [17, 1, 0, 0, 0, 0]), Some(3));
+        assert_eq!(answered(30, [0, 0, 0x20, 0, 0, 0]), Some(4));
+        assert_eq!(answered(30, [0, 0, 0x40, 0, 0, 0]), None);
+        assert_eq!(answered(31, [0; 6]), Some(5));
     }
 
     #[test]
@@ -302,10 +329,10 @@ mod tests {
         let filter = Filter::compile(100, RULES).unwrap();
         let i386 = 0x4000_0003;
         assert_eq!(run(&filter, i386, 9, [0; 6]), libc::SECCOMP_RET_KILL_PROCESS);
-        assert_eq!(answer(100, [0; 6]), None);
-        assert_eq!(answer(101, [0; 6]), Some(libc::ENOSYS as u32));
+        assert_eq!(answered(100, [0; 6]), None);
+        assert_eq!(answered(101, [0; 6]), Some(libc::ENOSYS as u32));
         let x32 = 0x4000_0000;
-        assert_eq!(answer(x32 | 10, [0; 6]), Some(libc::ENOSYS as u32));
+        assert_eq!(answered(x32 | 10, [0; 6]), Some(libc::ENOSYS as u32));
     }
 
     #[test]

@@ -16,10 +16,14 @@
 //! Who may call: `hotcell-vm`.
 
 use crate::guest::Filter;
+use crate::host::opens::Opens;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::ffi::{CString, OsStr};
 use std::io::{self, PipeReader, Read};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, ChildStdout, Command};
@@ -229,6 +233,8 @@ pub struct JailedChild {
     pub stdout: Option<ChildStdout>,
     /// Its messages, where the command asked for a pipe.
     pub stderr: Option<ChildStderr>,
+    /// Its opens, where the filter asks for them: it waits at the first one until somebody answers.
+    pub opens: Option<Opens>,
 }
 
 /// Starts the command in a jail, as a child of the calling thread.
@@ -238,7 +244,9 @@ pub struct JailedChild {
 pub fn spawn_jailed(mut command: Command, plan: JailPlan) -> Result<JailedChild, JailError> {
     let failed = |stage| move |source: io::Error| JailError { stage, source };
     let (mut told, tell) = io::pipe().map_err(failed(Stage::Fork))?;
-    let walls = Walls::prepare(plan, tell.into()).map_err(failed(Stage::Fork))?;
+    let (handed, hand) = UnixStream::pair().map_err(failed(Stage::Fork))?;
+    let asks = plan.filter.as_ref().is_some_and(Filter::asks);
+    let walls = Walls::prepare(plan, tell.into(), hand.into()).map_err(failed(Stage::Fork))?;
     // SAFETY: `enter` runs between fork and exec, in a process with one thread. It makes system calls on memory that
     // was made before the fork, allocates nothing, takes no lock, and returns in the child to be, or not at all.
     unsafe { command.pre_exec(move || walls.enter()) };
@@ -253,10 +261,13 @@ pub fn spawn_jailed(mut command: Command, plan: JailPlan) -> Result<JailedChild,
                 let raw = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?;
                 // Nobody waits for it but us, so the number is its own until we do.
                 let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty())?;
-                Ok((pid, pidfd))
+                let opens = if asks { Some(Opens::new(receive_descriptor(&handed)?)) } else { None };
+                Ok((pid, pidfd, opens))
             });
             match held {
-                Ok((pid, pidfd)) => Ok(JailedChild { pid, pidfd, stdout: pipes.0, stderr: pipes.1 }),
+                Ok((pid, pidfd, opens)) => {
+                    Ok(JailedChild { pid, pidfd, stdout: pipes.0, stderr: pipes.1, opens })
+                }
                 Err(source) => {
                     if let Some(pid) = pid {
                         end_child(pid);
@@ -347,6 +358,8 @@ fn read_records(told: &mut PipeReader) -> (Option<i32>, Stage) {
 /// The plan in a form that needs no allocation after the fork.
 struct Walls {
     tell: OwnedFd,
+    /// Through which the filter's listener goes to the owner.
+    hand: OwnedFd,
     owner: libc::pid_t,
     user_namespace: Option<Maps>,
     namespaces: libc::c_int,
@@ -437,7 +450,7 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
 }
 
 impl Walls {
-    fn prepare(plan: JailPlan, tell: OwnedFd) -> io::Result<Walls> {
+    fn prepare(plan: JailPlan, tell: OwnedFd, hand: OwnedFd) -> io::Result<Walls> {
         let wants = |kind| plan.namespaces.contains(&kind);
         let user_namespace = if wants(Namespace::User) {
             let (uid, gid) = match &plan.identity {
@@ -457,6 +470,7 @@ impl Walls {
         let root = if wants(Namespace::Mount) { Some(Root::prepare(&plan.places)?) } else { None };
         Ok(Walls {
             tell,
+            hand,
             owner: std::process::id() as libc::pid_t,
             user_namespace,
             namespaces,
@@ -516,8 +530,14 @@ impl Walls {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         self.stage(Stage::Filter);
-        if let Some(filter) = &self.filter {
-            filter.install()?;
+        match &self.filter {
+            Some(filter) if filter.asks() => {
+                let listener = filter.install_asking()?;
+                send_descriptor(self.hand.as_raw_fd(), listener)?;
+                close(listener);
+            }
+            Some(filter) => filter.install()?,
+            None => {}
         }
         self.stage(Stage::Execute);
         if self.rehearsal {
@@ -735,6 +755,51 @@ fn drop_capabilities() -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Sends one descriptor; allocates nothing.
+fn send_descriptor(socket: RawFd, descriptor: RawFd) -> io::Result<()> {
+    /// A control message with one descriptor, by cmsg(3).
+    #[repr(C, align(8))]
+    struct Control {
+        header: libc::cmsghdr,
+        descriptor: RawFd,
+        padding: u32,
+    }
+    let control = Control {
+        header: libc::cmsghdr {
+            cmsg_len: size_of::<libc::cmsghdr>() + size_of::<RawFd>(),
+            cmsg_level: libc::SOL_SOCKET,
+            cmsg_type: libc::SCM_RIGHTS,
+        },
+        descriptor,
+        padding: 0,
+    };
+    let byte = [b'l'];
+    let part = libc::iovec { iov_base: byte.as_ptr().cast_mut().cast(), iov_len: 1 };
+    // SAFETY: `msghdr` is plain data for which all zeroes is a valid value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = (&raw const part).cast_mut();
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw const control).cast_mut().cast();
+    message.msg_controllen = size_of::<Control>();
+    // SAFETY: the message and all that it names live through the call, which reads them only.
+    let sent = check(unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) } as _)?;
+    if sent == 1 { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EIO)) }
+}
+
+/// Takes the descriptor that the child has sent before it executed anything.
+fn receive_descriptor(socket: &UnixStream) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(socket, &mut [io::IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    let mut received = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    received.next().and_then(|mut rights| rights.next()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn pipe() -> io::Result<(RawFd, RawFd)> {

@@ -3,10 +3,12 @@
 
 mod jail;
 mod kvm;
+mod opens;
 mod tsc;
 mod vmm_filter;
 
 pub use jail::{Identity, JailError, JailPlan, JailedChild, Namespace, Place, Stage, rehearse, spawn_jailed};
 pub use kvm::{KvmProbe, probe_kvm};
+pub use opens::{Gift, OpenService, Opens};
 pub use tsc::tsc_khz;
 pub use vmm_filter::vmm_filter;

@@ -78,7 +78,29 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_mknod,
     libc::SYS_mknodat,
     libc::SYS_uselib,
+    // An ordinary user's VMM owns the same files as its caller: what it was given to read it must not be able to make
+    // writable.
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    FCHMODAT2,
+    libc::SYS_chown,
+    libc::SYS_fchown,
+    libc::SYS_lchown,
+    libc::SYS_fchownat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
 ];
+
+/// `fchmodat2`, of Linux 6.6.
+const FCHMODAT2: libc::c_long = 452;
+
+/// What opens a file by its name: asked for while the VMM starts, and not to be had after.
+const OPENS: [libc::c_long; 4] = [libc::SYS_open, libc::SYS_openat, libc::SYS_openat2, libc::SYS_creat];
 
 /// Compiles the table.
 ///
@@ -99,6 +121,7 @@ pub fn vmm_filter() -> Result<Filter, FilterError> {
         when: &[Argument { index: 0, mask: NAMESPACE_FLAGS, values: &[0], among: false }],
         verdict: eperm,
     });
+    rules.extend(OPENS.map(|call| Rule { call, when: &[], verdict: Verdict::Ask }));
     rules.push(Rule { call: libc::SYS_clone3, when: &[], verdict: Verdict::Errno(libc::ENOSYS) });
     Filter::compile(NEWEST, &rules)
 }
@@ -106,7 +129,7 @@ pub fn vmm_filter() -> Result<Filter, FilterError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{JailPlan, spawn_jailed};
+    use crate::host::{JailPlan, OpenService, spawn_jailed};
     use std::process::Command;
 
     #[test]
@@ -116,9 +139,17 @@ mod tests {
             let mut command = Command::new(argv[0]);
             command.args(&argv[1..]);
             let plan = JailPlan { filter: Some(vmm_filter().unwrap()), ..JailPlan::default() };
-            spawn_jailed(command, plan).unwrap().wait().unwrap()
+            let mut child = spawn_jailed(command, plan).unwrap();
+            let service = OpenService::start(child.opens.take().unwrap(), None).unwrap();
+            let status = child.wait().unwrap();
+            service.end();
+            status
         };
         assert!(filtered(&["/bin/sh", "-c", "true | cat"]).success());
         assert!(!filtered(&["/usr/bin/unshare", "--user", "true"]).success());
+        let own = tempfile::NamedTempFile::new().unwrap();
+        let chmod = ["/bin/chmod", "400", own.path().to_str().unwrap()];
+        assert!(Command::new(chmod[0]).args(&chmod[1..]).status().unwrap().success(), "the control");
+        assert!(!filtered(&chmod).success());
     }
 }

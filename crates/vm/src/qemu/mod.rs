@@ -21,7 +21,7 @@ use crate::registry::Registration;
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
 use args::Descriptors;
 use hotcell_ledger::Digest;
-use hotcell_sys::host::{self, JailedChild, spawn_jailed};
+use hotcell_sys::host::{self, JailedChild, OpenService, spawn_jailed};
 use qmp::Qmp;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -95,6 +95,7 @@ impl VmBackend for QemuBackend {
 /// A spawned VMM that has not been checked yet.
 struct Parts {
     child: JailedChild,
+    opens: Option<OpenService>,
     process: ProcessId,
     console: Console,
     messages: Console,
@@ -155,9 +156,11 @@ impl Parts {
             _ => StartError::Jail(error),
         })?;
         let pipes = child.stdout.take().zip(child.stderr.take());
-        match (ProcessId::of(child.pid), pipes) {
-            (Some(process), Some((stdout, stderr))) => Ok(Parts {
+        let opens = child.opens.take().map(|opens| OpenService::start(opens, None)).transpose();
+        match (ProcessId::of(child.pid), pipes, opens) {
+            (Some(process), Some((stdout, stderr)), Ok(opens)) => Ok(Parts {
                 child,
+                opens,
                 process,
                 console: Console::drain(stdout),
                 messages: Console::drain(stderr),
@@ -181,10 +184,11 @@ impl Parts {
         cgroups: RunCgroups,
         plan: VmPlan,
     ) -> Result<Box<dyn LiveVm>, StartFailed> {
-        let Parts { child, process, console, messages, channel, qmp, program, argv, jail } = self;
+        let Parts { child, opens, process, console, messages, channel, qmp, program, argv, jail } = self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
             vmm: Vmm { child },
+            opens,
             cgroups,
             console,
             messages,
@@ -233,6 +237,8 @@ impl Drop for Vmm {
 
 struct QemuVm {
     vmm: Vmm,
+    /// While it starts; a VMM whose guest runs opens nothing by name.
+    opens: Option<OpenService>,
     cgroups: RunCgroups,
     console: Console,
     messages: Console,
@@ -275,6 +281,9 @@ impl QemuVm {
             return Err(StartError::WritableRoot);
         }
         self.facts.jail = jail.measure(&self.facts.process)?;
+        if let Some(opens) = self.opens.take() {
+            opens.end();
+        }
         let started = self.qmp.as_mut().map(|qmp| qmp.call("cont", json!({})));
         match started {
             Some(Err(error)) => Err(self.control_failed(error)),
@@ -336,7 +345,7 @@ impl LiveVm for QemuVm {
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { vmm, cgroups, console, messages, channel, qmp, facts, registration } = *self;
+        let QemuVm { vmm, opens, cgroups, console, messages, channel, qmp, facts, registration } = *self;
         let ended = wait_readable(&vmm.child.pidfd, KILL_DEADLINE);
         let reaped = ended.then(|| vmm.child.wait());
         let exists = facts.process.exists();
@@ -357,6 +366,9 @@ impl LiveVm for QemuVm {
             checks.push(closed("channel", &channel));
         }
         drop(qmp);
+        if let Some(opens) = opens {
+            opens.end();
+        }
         if !exists {
             console.finish();
             messages.finish();
