@@ -176,7 +176,9 @@ mod tests {
         file.write_all(b"sealed\n").unwrap();
         let path = file.path().to_str().unwrap().to_owned();
         // Opened for reading and writing, as a VMM does it: written where nobody stands between.
-        let script = format!("exec 3<>/hotcell/none || exit 3; read line <&3; echo $line; echo x >&3 || echo refused; cat {path}");
+        let script = format!(
+            "exec 3<>/hotcell/none || exit 3; read line <&3; echo $line; echo x >&3 || echo refused; cat {path}"
+        );
         let gift = Gift { path: c"/hotcell/none".into(), file: File::open(&path).unwrap() };
         let (mut child, opens) = shell(&script);
         let service = OpenService::start(opens, Some(gift)).unwrap();
@@ -189,7 +191,11 @@ mod tests {
         };
         let (mut child, opens) = shell(&script);
         let service = OpenService::start(opens, Some(gift)).unwrap();
-        assert_eq!(said(&mut child), ["sealed", "sealed", "x"], "the control: a descriptor that can be written");
+        assert_eq!(
+            said(&mut child),
+            ["sealed", "sealed", "x"],
+            "the control: a descriptor that can be written"
+        );
         child.wait().unwrap();
         service.end();
     }
