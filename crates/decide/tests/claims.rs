@@ -2,7 +2,7 @@
 mod common;
 
 use common::{Script, spec};
-use hotcell_decide::claims::{MAX_CLAIM_TEXT, MAX_CLAIMED_ACTORS, MAX_RUN_EXECS};
+use hotcell_decide::claims::{MAX_ADMITTED, MAX_CLAIM_TEXT, MAX_CLAIMED_ACTORS, MAX_RUN_EXECS};
 use hotcell_decide::{Admission, ClaimKind, GuestClaim, HostFact, RefusalCode, Verdict};
 use hotcell_ledger::gate1::Lineage;
 use hotcell_ledger::{ActorId, Payload};
@@ -195,4 +195,21 @@ proptest! {
         prop_assert!(verdict.gate1.is_ok(), "{:?}", verdict.gate1.violations);
         prop_assert_eq!(verdict.verdict, Verdict::Allowed);
     }
+}
+
+/// A guest that narrates for ever is cut off, and its last allowed word is still recorded.
+#[test]
+fn claims_are_bounded() {
+    let mut s = Script::started(spec());
+    let mut refusals = 0;
+    for n in 0..=MAX_ADMITTED {
+        match s.admission.admit_wire((3, 1, 0, 1, b"/workspace/x"), s.fold.lineage()) {
+            Ok(_) => assert!(n < MAX_ADMITTED),
+            Err(refused) => {
+                assert_eq!((refused.code, n), (RefusalCode::TooManyClaims, MAX_ADMITTED));
+                refusals += 1;
+            }
+        }
+    }
+    assert_eq!(refusals, 1);
 }

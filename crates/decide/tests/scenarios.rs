@@ -74,6 +74,26 @@ fn diluted_enumeration_beats_the_average_but_not_the_burst() {
     assert_eq!(run.reasons(), ["denial_burst"]);
 }
 
+/// What the two rules leave open, said in SPECIFICATION.md: both a wait and much good company. With a little less
+/// of either they speak.
+#[test]
+fn denials_that_are_slow_and_diluted_pass() {
+    let played = |wait_s: u64, grants: usize| {
+        let mut run = Script::started(spec());
+        for _ in 0..40 {
+            run.now += wait_s * common::SECOND;
+            for _ in 0..grants {
+                let _ = run.ask(Capability::ProcessSpawn, "/bin/ls");
+            }
+            let _ = run.ask(Capability::RawSyscall, "bpf");
+        }
+        run.reasons()
+    };
+    assert_eq!(played(16, 10), [""; 0]);
+    assert_eq!(played(14, 10), ["denial_burst"]);
+    assert_eq!(played(16, 1), ["denial_ewma"]);
+}
+
 #[test]
 fn a_legitimate_multi_actor_run() {
     let mut run = Script::started(spec());

@@ -293,3 +293,29 @@ pub fn seal(dir: &Path, run_id: &str, ledger: &ClosedLedger, key: &SigningKey) -
     })?;
     Ok(note)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// At the limit everything is listed; one file more is said to be one too many, and no more is read.
+    #[test]
+    fn a_listing_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = dir.path().join(OBJECTS);
+        std::fs::create_dir(&objects).unwrap();
+        // The folder counts as well.
+        for n in 0..MAX_FILES - 1 {
+            std::os::unix::fs::symlink("x", objects.join(n.to_string())).unwrap();
+        }
+        let faults = || {
+            let listing = BundleDir::open(dir.path()).unwrap().list().unwrap();
+            assert!(listing.strange.len() <= MAX_FILES);
+            let too_many = |(_, fault): &&(Vec<u8>, FileFault)| matches!(fault, FileFault::TooMany);
+            listing.strange.iter().filter(too_many).count()
+        };
+        assert_eq!(faults(), 0);
+        std::os::unix::fs::symlink("x", objects.join("last")).unwrap();
+        assert_eq!(faults(), 1);
+    }
+}

@@ -275,4 +275,18 @@ mod tests {
         assert_eq!(policy.package_grant("numpy>=2"), PackageGrant::NotPinned);
         assert_eq!(policy.package_grant("numpy==2.3.1 --pre"), PackageGrant::NotPinned);
     }
+
+    #[test]
+    fn lists_are_bounded() {
+        let findings_of = |entries: usize| {
+            let write = (0..entries).map(|n| format!("/workspace/{n}")).collect();
+            let draft = CapabilitiesDraft { write, ..Default::default() };
+            let mut findings = Findings::default();
+            let _ = CapabilityPolicy::check(&draft, &PathPolicy::standard(), &mut findings);
+            findings.finish()
+        };
+        assert!(findings_of(MAX_LIST).is_ok());
+        let refused = findings_of(MAX_LIST + 1).unwrap_err().to_string();
+        assert!(refused.contains("1025 entries, at most 1024"), "{refused}");
+    }
 }

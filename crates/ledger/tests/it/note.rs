@@ -3,7 +3,7 @@
 use crate::generate::spawn;
 use hotcell_ledger::checkpoint::{BodyError, FileLine, ObjectsLine};
 use hotcell_ledger::key::KeyError;
-use hotcell_ledger::note::{Note, OpenError, sign};
+use hotcell_ledger::note::{MAX_NOTE_LEN, Note, OpenError, SignError, sign};
 use hotcell_ledger::*;
 use proptest::prelude::*;
 use std::os::unix::fs::PermissionsExt as _;
@@ -182,4 +182,22 @@ proptest! {
         let body = NoteBody { files, ..body() };
         prop_assert_eq!(NoteBody::parse(&body.to_text()).unwrap(), body);
     }
+}
+
+/// At the limit a note is read and made; one byte, or one file, beyond it is refused.
+#[test]
+fn a_note_is_bounded() {
+    let of = |files: usize| {
+        let line =
+            |n: usize| FileLine { path: format!("files/{n:08}").into_bytes(), digest: Digest::ZERO, len: 0 };
+        sign(NoteBody { files: (0..files).map(line).collect(), ..body() }, &key(1))
+    };
+    let (one, two) = (of(1).unwrap().len(), of(2).unwrap().len());
+    let fit = 1 + (MAX_NOTE_LEN - one) / (two - one);
+    let bytes = of(fit).unwrap();
+    assert!(bytes.len() <= MAX_NOTE_LEN && bytes.len() + (two - one) > MAX_NOTE_LEN);
+    assert!(Note::parse(&bytes).is_ok());
+    assert!(matches!(of(fit + 1), Err(SignError::TooLong(_))));
+    assert!(matches!(Note::parse(&vec![b'a'; MAX_NOTE_LEN + 1]), Err(OpenError::TooLong(_))));
+    assert!(matches!(Note::parse(&vec![b'a'; MAX_NOTE_LEN]), Err(OpenError::Form)));
 }
