@@ -41,7 +41,7 @@ pub use claims::{Admission, Admitted, ClaimKind, GuestClaim, Refusal, RefusalCod
 pub use evidence::{Evidence, EvidenceError};
 pub use fact::{Check, Direction, ExecHow, FactError, HostFact, LayerState, OutputStream, ViolationKind};
 pub use judge::{Judge, Ruling, Trip, TripCause};
-pub use monitor::{Judgement, Monitor, Mutation, MutationError};
+pub use monitor::{Judgement, Monitor, Mutation, MutationError, metadata_digest};
 pub use proof::Unproven;
 pub use reason::Reason;
 pub use spawn::{Authorizer, IssueError, SpawnAttempt, SpawnDecision, SpawnDenial, SpawnPermit, SpawnToken};

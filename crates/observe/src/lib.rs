@@ -21,6 +21,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
+pub mod disk;
 mod observer;
 
 pub use observer::{Armed, MAX_SIGHTINGS, ObserveError, Observer, Sighting, Sightings};

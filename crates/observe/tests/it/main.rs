@@ -1,0 +1,6 @@
+//! The disk reader against disks that `mke2fs` makes and `debugfs` changes, whole and damaged.
+
+mod differential;
+mod hostile;
+mod image;
+mod listing;
