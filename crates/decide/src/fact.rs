@@ -201,6 +201,31 @@ pub enum HostFact {
         /// Processor time of the observing thread.
         cpu_ms: u64,
     },
+    /// The workspace disk was read.
+    DiskRead {
+        /// Which reading, from 0, the one before the workload.
+        reading: u64,
+        /// When.
+        at: DiskMoment,
+        /// Names on it.
+        names: u64,
+        /// Digest of the whole list of names, modes, owners and contents; zero where there is none.
+        #[serde(with = "hotcell_policy::hex")]
+        listing: Digest,
+        /// Changes since the reading before, recorded each or counted.
+        changes: u64,
+        /// What of it could not be read, and why.
+        unread: Option<String>,
+    },
+    /// Changes of files that are not recorded one by one: more than are listed, or beyond what is listed.
+    MutationsCounted {
+        /// Where they lie: each was below one of these paths, or is one of them.
+        within: Vec<String>,
+        /// How many of each kind; none where only that there are some is known.
+        changes: BTreeMap<String, u64>,
+        /// Why they are not listed.
+        why: String,
+    },
     /// The host saw what must not be.
     Violation {
         /// Which rule.
@@ -285,6 +310,18 @@ pub enum Direction {
     In,
     /// Out of the guest.
     Out,
+}
+
+/// When the workspace disk was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskMoment {
+    /// Before anything of the workload ran.
+    Armed,
+    /// At the end, after the guest had written everything out and stopped writing.
+    Quiet,
+    /// At the end, as the stopped machine left it.
+    Dead,
 }
 
 /// One check of a teardown.
@@ -390,6 +427,8 @@ impl HostFact {
             HostFact::Copied { .. } => "hotcell.copied",
             HostFact::Armed { .. } => "hotcell.armed",
             HostFact::Watched { .. } => "hotcell.watched",
+            HostFact::DiskRead { .. } => "hotcell.disk_read",
+            HostFact::MutationsCounted { .. } => "hotcell.mutations_counted",
             HostFact::Violation { .. } => "hotcell.violation",
             HostFact::Kill { .. } => "hotcell.kill",
             HostFact::Teardown { .. } => "hotcell.teardown",
@@ -405,6 +444,7 @@ impl HostFact {
             | HostFact::Output { whole: digest, .. }
             | HostFact::Copied { digest, .. }
             | HostFact::Service { binary: digest, .. }
+            | HostFact::DiskRead { listing: digest, .. }
             | HostFact::SpawnDenied { binary: digest, .. } => *digest,
             _ => Digest::ZERO,
         }

@@ -14,7 +14,8 @@
 //! signals each have a burst and an average, and either trips:
 //! - **denials**: every broker decision is a sample; a denial and a deferral are bad
 //!   ones. A spawn that was denied over its token is a bad sample too.
-//! - **mutations**: every recorded mutation is a sample; an unexplained one is bad.
+//! - **mutations**: every recorded mutation is a sample; an unexplained one is bad. Of changes
+//!   that are only counted, every place is one.
 //!
 //! A third is a mere count: past [`MAX_DECISIONS`] decisions, allowed or not, the run asks for
 //! the host's disk and not for capabilities.
@@ -27,7 +28,7 @@
 use crate::accumulate::{ALPHA, Accumulator};
 use crate::broker::{Broker, CapabilityRequest, MAX_DECISIONS};
 use crate::evidence::{Evidence, EvidenceError, Observation};
-use crate::fact::{Direction, HostFact, ViolationKind};
+use crate::fact::{Direction, DiskMoment, HostFact, ViolationKind};
 use crate::monitor::{Judgement, Monitor, Mutation};
 use crate::reason::Reason;
 use crate::verdict::FoldError;
@@ -155,20 +156,10 @@ impl Judge {
             Observation::Mutation { op, path, before, after } => {
                 match Mutation::new(*op, path, *before, *after) {
                     Err(error) => self.trip(Reason::EvaluatorFailure, at, format!("{path:?}: {error}")),
-                    Ok(mutation) => match self.monitor.judge(&mutation) {
-                        Judgement::Expected => self.mutations.good(),
-                        Judgement::Impossible(why) => self.trip(Reason::ImpossibleMutation, at, why),
-                        Judgement::Unexplained(why) => {
-                            let exceeded = self.mutations.bad(now);
-                            let detail = format!("{path:?}: {why}");
-                            if exceeded.burst {
-                                self.trip(Reason::MutationBurst, at, detail.clone());
-                            }
-                            if exceeded.average {
-                                self.trip(Reason::MutationEwma, at, detail);
-                            }
-                        }
-                    },
+                    Ok(mutation) => {
+                        let judgement = self.monitor.judge(&mutation);
+                        self.judged(judgement, path, at, now);
+                    }
                 }
             }
             Observation::Network { destination } => {
@@ -176,6 +167,23 @@ impl Judge {
             }
         }
         self.ruling()
+    }
+
+    fn judged(&mut self, judgement: Judgement, path: &str, at: u64, now: u64) {
+        match judgement {
+            Judgement::Expected => self.mutations.good(),
+            Judgement::Impossible(why) => self.trip(Reason::ImpossibleMutation, at, why),
+            Judgement::Unexplained(why) => {
+                let exceeded = self.mutations.bad(now);
+                let detail = format!("{path:?}: {why}");
+                if exceeded.burst {
+                    self.trip(Reason::MutationBurst, at, detail.clone());
+                }
+                if exceeded.average {
+                    self.trip(Reason::MutationEwma, at, detail);
+                }
+            }
+        }
     }
 
     /// What it says now, without new evidence.
@@ -320,6 +328,19 @@ impl Judge {
             HostFact::Copied { direction: Direction::In, path, digest, .. } => {
                 self.monitor.expect_copy(path, *digest);
             }
+            // What the image holds at that path lies under the mounted disk; what the disk holds is what counts.
+            HostFact::DiskRead { at: DiskMoment::Armed, .. } => self.monitor.forget(),
+            // One sample for each place: what was not listed neither dilutes the average nor escapes it.
+            HostFact::MutationsCounted { within, .. } => {
+                if within.is_empty() {
+                    let nowhere = "changes were counted and it is not said where".to_owned();
+                    self.trip(Reason::EvaluatorFailure, at, nowhere);
+                }
+                for place in within {
+                    let judgement = self.monitor.judge_counted(place);
+                    self.judged(judgement, place, at, now);
+                }
+            }
             HostFact::Violation { kind, subject, detail } => {
                 self.trip(violation_reason(*kind), at, format!("{subject}: {detail}"));
             }
@@ -352,6 +373,7 @@ impl Judge {
             | HostFact::ExecEnded { .. }
             | HostFact::Copied { .. }
             | HostFact::Armed { .. }
+            | HostFact::DiskRead { .. }
             | HostFact::Watched { .. }
             | HostFact::Kill { .. }
             | HostFact::Verdict { .. } => {}

@@ -130,6 +130,11 @@ impl Monitor {
         }
     }
 
+    /// Nothing is known any more of what a name holds: the disk is about to be read for the first time.
+    pub fn forget(&mut self) {
+        self.known.clear();
+    }
+
     /// Judges one change and remembers it.
     pub fn judge(&mut self, mutation: &Mutation) -> Judgement {
         let path = match &mutation.path {
@@ -155,6 +160,24 @@ impl Monitor {
                 Judgement::Unexplained("its content before is not what was last seen there")
             }
             (WriteGrant::Exact | WriteGrant::Tree, true) => Judgement::Expected,
+        }
+    }
+
+    /// Judges changes that are only counted, all of them at or below one place. What was known there is known no more.
+    pub fn judge_counted(&mut self, place: &str) -> Judgement {
+        let place = match CleanPath::clean(place) {
+            Ok(place) => place.to_nfc(),
+            Err(error) => return Judgement::Impossible(format!("{place:?}: {error}")),
+        };
+        match self.paths.region(&place) {
+            Region::Immutable => return Judgement::Impossible(format!("{place} lies in the read-only root")),
+            Region::Ephemeral => return Judgement::Expected,
+            Region::Mutable => {}
+        }
+        self.known.retain(|path, _| !path.is_within(&place));
+        match self.capabilities.write_grant(&place) {
+            WriteGrant::None => Judgement::Unexplained("no grant covers it"),
+            WriteGrant::Exact | WriteGrant::Tree => Judgement::Expected,
         }
     }
 

@@ -12,12 +12,13 @@
 //! | 5. otherwise | ALLOWED |
 //!
 //! UNTERMINATED_ACTOR counts only in a record that ended: a crash leaves every actor
-//! unterminated and proves nothing about them. Rule 4 asks for [`NEEDED`]: a record
-//! that says nothing is not a pass. Deterministic: no clock, no map order, fixed
+//! unterminated and proves nothing about them. Rule 4 asks for [`NEEDED`], and where the disk
+//! was watched for its last reading: a record that says nothing is not a pass. A last reading that
+//! could not see everything is rule 2. Deterministic: no clock, no map order, fixed
 //! order of arithmetic.
 
 use crate::evidence::{Evidence, Observation};
-use crate::fact::{ExecHow, HostFact, RESERVED_PREFIX};
+use crate::fact::{DiskMoment, ExecHow, HostFact, RESERVED_PREFIX};
 use crate::judge::{Judge, Ruling, Trip};
 use hotcell_ledger::gate1::{Code, GateReport, Lineage};
 use hotcell_ledger::{ActorId, Capability, Digest, Event, Payload};
@@ -68,6 +69,11 @@ pub const NEEDED: [&str; 8] = [
     "ready",
     "teardown",
 ];
+
+/// The observer of the disk, by the name that `armed` gives it.
+const DISK_WATCHED: &str = "disk";
+/// The reading of the disk at the end.
+const DISK_READ: &str = "disk_read";
 
 /// How the first exec of a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +243,9 @@ impl VerdictFold {
         if ended {
             let needed = NEEDED.iter().filter(|name| !self.seen.contains(**name));
             missing.extend(needed.map(|name| format!("missing {name}")));
+            if self.seen.contains(DISK_WATCHED) && !self.seen.contains(DISK_READ) {
+                missing.push(format!("missing {DISK_READ}"));
+            }
         }
         let (verdict, reasons) = match &trip {
             Some(trip) => (Verdict::Killed, trip.reason_names()),
@@ -313,6 +322,15 @@ impl VerdictFold {
             }
             HostFact::Teardown { .. } => {
                 self.seen.insert("teardown");
+            }
+            HostFact::Armed { observer, armed: true, .. } if observer == DISK_WATCHED => {
+                self.seen.insert(DISK_WATCHED);
+            }
+            HostFact::DiskRead { at: DiskMoment::Quiet | DiskMoment::Dead, unread, .. } => {
+                self.seen.insert(DISK_READ);
+                if unread.is_some() && self.failed.len() < 16 {
+                    self.failed.push(format!("failed {DISK_READ}"));
+                }
             }
             HostFact::Failed { stage, .. } if self.failed.len() < 16 => {
                 self.failed.push(format!("failed {stage}"));

@@ -3,10 +3,11 @@ mod common;
 
 use hotcell_decide::fact::{MAX_ERROR_CHARS, MAX_FACT_BYTES};
 use hotcell_decide::{
-    Check, ClaimKind, Direction, ExecHow, FactError, HostFact, LayerState, OutputStream, RefusalCode,
+    Check, ClaimKind, Direction, DiskMoment, ExecHow, FactError, HostFact, LayerState, OutputStream, RefusalCode,
     SpawnDenial, Verdict, ViolationKind,
 };
 use hotcell_ledger::{Digest, Payload};
+use std::collections::BTreeMap;
 
 fn one_of_each() -> Vec<HostFact> {
     let text = String::from;
@@ -54,6 +55,19 @@ fn one_of_each() -> Vec<HostFact> {
         },
         HostFact::Armed { observer: text("ram"), armed: true, basis: text("x") },
         HostFact::Watched { looks: 3, longest_gap_ms: 51, cpu_ms: 2 },
+        HostFact::DiskRead {
+            reading: 2,
+            at: DiskMoment::Quiet,
+            names: 7,
+            listing: digest,
+            changes: 3,
+            unread: Some(text("x")),
+        },
+        HostFact::MutationsCounted {
+            within: vec![text("/workspace")],
+            changes: BTreeMap::from([(text("create"), 5)]),
+            why: text("y"),
+        },
         HostFact::Violation { kind: ViolationKind::ModuleLoaded, subject: text("x"), detail: text("y") },
         HostFact::Kill { reasons: vec![text("vm_lost")], at_sequence: 7 },
         HostFact::Teardown {
@@ -83,7 +97,7 @@ fn every_fact_survives_its_object_under_its_own_name() {
         names.push(fact.tool_name());
     }
     names.dedup();
-    assert_eq!(names.len(), 23);
+    assert_eq!(names.len(), 25);
 }
 
 #[test]

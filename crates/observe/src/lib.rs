@@ -24,4 +24,4 @@
 pub mod disk;
 mod observer;
 
-pub use observer::{Armed, MAX_SIGHTINGS, ObserveError, Observer, Sighting, Sightings};
+pub use observer::{Armed, MAX_LAST_SIGHTINGS, MAX_SIGHTINGS, ObserveError, Observer, Sighting, Sightings};

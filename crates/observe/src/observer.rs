@@ -23,19 +23,32 @@ pub enum Sighting {
 
 /// Most sightings of one look. More is a flood: it would hide what it is a flood of.
 pub const MAX_SIGHTINGS: usize = 1024;
+/// Most sightings of the last look of all, at what a machine left: nothing comes after it that could tell the rest.
+pub const MAX_LAST_SIGHTINGS: usize = 1 << 18;
 
 /// What one look saw, in order.
-#[derive(Debug, Default)]
-pub struct Sightings(Vec<Sighting>);
+#[derive(Debug)]
+pub struct Sightings(Vec<Sighting>, usize);
+
+impl Default for Sightings {
+    fn default() -> Sightings {
+        Sightings(Vec::new(), MAX_SIGHTINGS)
+    }
+}
 
 impl Sightings {
+    /// For [`Observer::post_mortem`]: with room for [`MAX_LAST_SIGHTINGS`].
+    pub fn last() -> Sightings {
+        Sightings(Vec::new(), MAX_LAST_SIGHTINGS)
+    }
+
     /// Adds one.
     ///
     /// # Errors
     /// There are [`MAX_SIGHTINGS`] already: whoever observes must aggregate.
     pub fn push(&mut self, sighting: Sighting) -> Result<(), ObserveError> {
-        if self.0.len() >= MAX_SIGHTINGS {
-            return Err(ObserveError::Flood);
+        if self.0.len() >= self.1 {
+            return Err(ObserveError::Flood(self.1));
         }
         self.0.push(sighting);
         Ok(())
@@ -97,8 +110,8 @@ pub enum ObserveError {
     #[error("{0}")]
     Implausible(String),
     /// More was seen in one look than can be reported.
-    #[error("more than {MAX_SIGHTINGS} sightings in one look")]
-    Flood,
+    #[error("more than {0} sightings in one look")]
+    Flood(usize),
 }
 
 /// Reads one thing of a machine from outside. All calls come from one thread, in the order of

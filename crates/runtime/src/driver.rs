@@ -42,8 +42,11 @@ const STREAM_TO_GUEST: usize = 256;
 const MAX_CWD: usize = 4096;
 /// What observers may take for the first look, which reads the whole kernel; they need well below a second.
 const ARM_PATIENCE: Duration = Duration::from_secs(30);
-/// What observers may take to read the disks of a dead machine.
+/// What observers may take to read the disk of a dead machine, beside a second for each
+/// [`DISK_MIB_PER_SECOND`] of it: reading and hashing run at some 1000.
 const POST_MORTEM_PATIENCE: Duration = Duration::from_secs(60);
+/// The slowest host's reading and hashing.
+const DISK_MIB_PER_SECOND: u32 = 32;
 /// How often a quiet run seals its open block.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -406,7 +409,8 @@ impl Driver<'_> {
             let _ = death.recv_timeout(self.run.runtime.patience.death);
         }
         watch.post_mortem();
-        let end = Instant::now() + POST_MORTEM_PATIENCE;
+        let disk = u64::from(self.run.spec.limits().disk_mib / DISK_MIB_PER_SECOND);
+        let end = Instant::now() + POST_MORTEM_PATIENCE + Duration::from_secs(disk);
         loop {
             match told.recv_deadline(end) {
                 Ok(Told::Over) => return Ok(()),

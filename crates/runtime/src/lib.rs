@@ -19,6 +19,7 @@
 mod bundle;
 mod channel;
 mod clock;
+mod disk;
 mod driver;
 mod exec;
 mod phases;

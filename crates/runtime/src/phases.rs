@@ -599,12 +599,9 @@ fn layers(spec: &SealedSpec) -> Vec<LayerState> {
     };
     let (l3, l3_basis) = given(spec.binaries(), "allowlist", "the image has no binary allowlist");
     let (l5, l5_basis) = given(spec.fingerprint(), "fingerprint", "no fingerprint was given to compare with");
-    // Armed is what can find something: a baseline without an eye on the disks can't.
-    let (_, l7_basis) = given(
-        spec.baseline(),
-        "nothing reads the disks yet; baseline",
-        "the image has no environment baseline",
-    );
+    // Whether the disk could be watched in this run stands in `hotcell.armed`.
+    let (_, baseline) = given(spec.baseline(), "; baseline", "; the image has no environment baseline");
+    let l7_basis = format!("the workspace disk, read by the host{baseline}");
     vec![
         state("L1", true, "one machine, no network device, destroyed after"),
         state("L2", true, "the sealed capability policy"),
@@ -612,7 +609,7 @@ fn layers(spec: &SealedSpec) -> Vec<LayerState> {
         state("L4", true, "tokens for what the host starts"),
         state("L5", l5, &l5_basis),
         state("L6", true, "the guest's narrative against the host's decisions"),
-        state("L7", false, &l7_basis),
+        state("L7", true, &l7_basis),
         state("L8", true, "AMES-V1, signed checkpoint"),
         state("L9", true, "every host observation as it is recorded"),
     ]

@@ -9,8 +9,9 @@
 
 use crate::bundle::Bundle;
 use crate::clock::Clock;
+use crate::disk::Copied;
 use hotcell_decide::{
-    Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Evidence, HostFact,
+    Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Direction, Evidence, HostFact,
     RefusalCode, Ruling, Trip, VerdictFold,
 };
 use hotcell_ledger::{
@@ -28,6 +29,7 @@ pub(crate) struct Recorder {
     admission: Admission,
     trip: Option<Trip>,
     kill_recorded: bool,
+    copied: Copied,
     /// Why the record ended before its end.
     broken: Option<String>,
 }
@@ -66,6 +68,7 @@ impl Recorder {
             admission: Admission::new(),
             trip: None,
             kill_recorded: false,
+            copied: Copied::default(),
             broken: None,
         }
     }
@@ -86,7 +89,16 @@ impl Recorder {
     /// Records a host fact.
     pub(crate) fn host(&mut self, fact: &HostFact) -> Recorded {
         let (payload, object) = self.once_broken(|_| Ok(fact.to_payload()?))?;
-        self.append(ActorId::HOST, None, payload, Some(&object))
+        self.append(ActorId::HOST, None, payload, Some(&object))?;
+        if let HostFact::Copied { direction: Direction::In, path, .. } = fact {
+            self.copied.add(path);
+        }
+        Ok(())
+    }
+
+    /// Where the host copied something.
+    pub(crate) fn copied(&self) -> &Copied {
+        &self.copied
     }
 
     /// Records a change that the host saw on a disk.

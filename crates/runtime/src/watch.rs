@@ -13,11 +13,14 @@
 //! evaluator failure. Not guaranteed: that looks are as often as the
 //! cadence says; how they were is recorded (`watched`).
 
+use crate::disk;
 use crate::phases::Booted;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, never};
 use hotcell_decide::HostFact;
+use hotcell_observe::disk::DiskObserver;
 use hotcell_observe::{ObserveError, Observer, Sighting, Sightings};
 use rustix::time::{ClockId, clock_gettime};
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -29,9 +32,13 @@ pub(crate) const CADENCE: Duration = Duration::from_millis(50);
 const TOLD: usize = 1024;
 
 /// What watches this machine, in the order in which they look.
-fn observers(run: &mut Booted) -> Vec<Box<dyn Observer>> {
-    let _ = run;
-    Vec::new()
+fn observers(run: &mut Booted) -> io::Result<Vec<Box<dyn Observer>>> {
+    let mut all: Vec<Box<dyn Observer>> = Vec::new();
+    if let Some(disk) = run.vm.disk()? {
+        let explain = disk::explain(run.spec.policy().capabilities(), run.recorder.copied());
+        all.push(Box::new(DiskObserver::new(disk, explain)));
+    }
+    Ok(all)
 }
 
 /// What the driver asks of the thread.
@@ -66,7 +73,7 @@ pub(crate) struct Watch {
 impl Watch {
     /// Begins to watch: `None` where nothing can be observed of this machine.
     pub(crate) fn begin(run: &mut Booted) -> std::io::Result<Option<Watch>> {
-        let observers = observers(run);
+        let observers = observers(run)?;
         if observers.is_empty() {
             return Ok(None);
         }
@@ -199,7 +206,7 @@ impl Eyes {
                 }
                 Ok(Ask::PostMortem) => {
                     if self.armed {
-                        self.each(|observer, seen| observer.post_mortem(seen))?;
+                        self.each_with(Sightings::last, |observer, seen| observer.post_mortem(seen))?;
                         let mut last = Sightings::default();
                         let fits = last.fact(self.kept.to_fact());
                         debug_assert!(fits.is_ok(), "one fits");
@@ -223,10 +230,18 @@ impl Eyes {
     /// while the others go on: what they see belongs into the record of a run that is being killed too.
     fn each(
         &mut self,
+        call: impl FnMut(&mut dyn Observer, &mut Sightings) -> Result<(), ObserveError>,
+    ) -> Result<(), Stop> {
+        self.each_with(Sightings::default, call)
+    }
+
+    fn each_with(
+        &mut self,
+        room: fn() -> Sightings,
         mut call: impl FnMut(&mut dyn Observer, &mut Sightings) -> Result<(), ObserveError>,
     ) -> Result<(), Stop> {
         for mut observer in std::mem::take(&mut self.observers) {
-            let mut seen = Sightings::default();
+            let mut seen = room();
             let called = catch_unwind(AssertUnwindSafe(|| call(observer.as_mut(), &mut seen)));
             if !seen.is_empty() {
                 self.tell(Told::Seen(seen))?;
@@ -297,7 +312,7 @@ mod tests {
             self.looks += 1;
             assert_ne!(self.looks, self.panics_at, "asked to panic");
             seen.fact(HostFact::Timeout { limit_ms: self.looks })?;
-            if self.looks == self.fails_at { Err(ObserveError::Flood) } else { Ok(()) }
+            if self.looks == self.fails_at { Err(ObserveError::Flood(1)) } else { Ok(()) }
         }
 
         fn post_mortem(&mut self, seen: &mut Sightings) -> Result<(), ObserveError> {

@@ -116,6 +116,15 @@ pub trait LiveVm: Send {
     /// Bytes that the VMM says were written to the root image; `None` where it does not answer.
     fn root_bytes_written(&mut self) -> Option<u64>;
 
+    /// The file that is the workspace disk, opened to read; it can be read after the machine's end too. `None`: this
+    /// machine has none that the host could read.
+    ///
+    /// # Errors
+    /// It can't be opened.
+    fn disk(&self) -> io::Result<Option<File>> {
+        Ok(None)
+    }
+
     /// Ends the VMM at once, whatever it does; idempotent, does not wait.
     fn kill(&self);
 

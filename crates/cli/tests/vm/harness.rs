@@ -272,6 +272,11 @@ impl Live {
         assert!(came, "the guest never said {text:?}: {}", self.stderr.so_far());
     }
 
+    /// Whether the guest printed this before its end.
+    pub(crate) fn saw(&self, text: &str) -> bool {
+        self.stdout.wait_for(text, PATIENCE)
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child.0), signal).unwrap();
     }

@@ -11,6 +11,7 @@
 
 mod attacks;
 mod basics;
+mod disk;
 mod harness;
 mod images;
 mod judgement;

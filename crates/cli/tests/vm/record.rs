@@ -1,7 +1,7 @@
 //! A bundle's ledger, read for what it says.
 
 use hotcell_ledger::reader::Entry;
-use hotcell_ledger::{ActorId, Event, LedgerReader, Payload};
+use hotcell_ledger::{ActorId, Digest, Event, FileOp, LedgerReader, Payload};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -61,6 +61,17 @@ impl Record {
             _ => None,
         };
         self.events.iter().filter_map(decision).collect()
+    }
+
+    /// Changes that the host saw on the disk: operation, path, before, after; in order.
+    pub(crate) fn mutations(&self) -> Vec<(FileOp, String, Digest, Digest)> {
+        let mutation = |event: &Event| match &event.payload {
+            Payload::FileMutation { op, path, before, after } if event.actor == ActorId::HOST => {
+                Some((*op, path.as_str().to_owned(), *before, *after))
+            }
+            _ => None,
+        };
+        self.events.iter().filter_map(mutation).collect()
     }
 
     /// Events that the guest caused to be written in its own band, execs' starts and ends apart.

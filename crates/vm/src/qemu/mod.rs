@@ -99,6 +99,7 @@ struct Parts {
     process: ProcessId,
     console: Console,
     messages: Console,
+    disk: File,
     channel: UnixStream,
     qmp: UnixStream,
     program: PathBuf,
@@ -116,7 +117,10 @@ impl Parts {
         let program = backend.program.as_path();
         let dir = registration.dir().to_owned();
         let io_error = |doing| move |source: io::Error| StartError::Io { doing, source };
-        let workspace = plan.workspace.copy_to(&dir.join("workspace.img"))?;
+        let overlay = dir.join("workspace.img");
+        let workspace = plan.workspace.copy_to(&overlay)?;
+        // Opened anew: whoever observes can't write.
+        let disk = File::open(&overlay).map_err(io_error("open the workspace disk to read"))?;
         let (channel, channel_far) = UnixStream::pair().map_err(io_error("make the channel"))?;
         let (qmp, qmp_far) = UnixStream::pair().map_err(io_error("make the control channel"))?;
         let given = |file: &File| file.try_clone().map_err(io_error("duplicate a descriptor"));
@@ -164,6 +168,7 @@ impl Parts {
                 process,
                 console: Console::drain(stdout),
                 messages: Console::drain(stderr),
+                disk,
                 channel,
                 qmp,
                 program: program.to_owned(),
@@ -184,7 +189,7 @@ impl Parts {
         cgroups: RunCgroups,
         plan: VmPlan,
     ) -> Result<Box<dyn LiveVm>, StartFailed> {
-        let Parts { child, opens, process, console, messages, channel, qmp, program, argv, jail } = self;
+        let Parts { child, opens, process, console, messages, disk, channel, qmp, program, argv, jail } = self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
             vmm: Vmm { child },
@@ -192,6 +197,7 @@ impl Parts {
             cgroups,
             console,
             messages,
+            disk,
             channel: Some(channel),
             qmp: None,
             facts: VmmFacts {
@@ -242,6 +248,7 @@ struct QemuVm {
     cgroups: RunCgroups,
     console: Console,
     messages: Console,
+    disk: File,
     channel: Option<UnixStream>,
     qmp: Option<Qmp>,
     facts: VmmFacts,
@@ -338,6 +345,10 @@ impl LiveVm for QemuVm {
         root["stats"]["wr_bytes"].as_u64()
     }
 
+    fn disk(&self) -> io::Result<Option<File>> {
+        self.disk.try_clone().map(Some)
+    }
+
     fn kill(&self) {
         self.vmm.kill();
     }
@@ -345,7 +356,7 @@ impl LiveVm for QemuVm {
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { vmm, opens, cgroups, console, messages, channel, qmp, facts, registration } = *self;
+        let QemuVm { vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration } = *self;
         let ended = wait_readable(&vmm.child.pidfd, KILL_DEADLINE);
         let reaped = ended.then(|| vmm.child.wait());
         let exists = facts.process.exists();
@@ -365,7 +376,7 @@ impl LiveVm for QemuVm {
         if let Some(channel) = channel {
             checks.push(closed("channel", &channel));
         }
-        drop(qmp);
+        drop((qmp, disk));
         if let Some(opens) = opens {
             opens.end();
         }
