@@ -63,7 +63,7 @@ fn what_was_counted_breaks_no_chain() {
     for name in ["a", "b", "c"] {
         run.mutate(FileOp::Write, &format!("/workspace/{name}"), b"other", b"new");
     }
-    assert_eq!(run.reasons(), ["mutation_burst"]);
+    assert_eq!(run.reasons(), ["mutation_burst", "mutation_ewma"]);
     let mut told = Script::started(spec());
     for name in ["a", "b", "c"] {
         told.mutate(FileOp::Create, &format!("/workspace/{name}"), b"", b"old");

@@ -57,8 +57,8 @@ mod tests {
         let mut draft = PolicyDraft::default();
         draft.capabilities.write = vec!["/workspace/out.txt".into()];
         draft.capabilities.write_trees = vec!["/workspace/tree".into()];
-        let zero = hotcell_ledger::Digest::ZERO;
-        let image = ImageRef { name: "image".into(), kernel: zero, initramfs: zero, root: zero };
+        let some = hotcell_ledger::Digest::of(b"image");
+        let image = ImageRef { name: "image".into(), kernel: some, initramfs: some, root: some };
         let spec = RunDraft::new("demo-0001", image, draft).seal().unwrap();
         let copied = Copied::default();
         copied.add("/workspace/in/a/b");

@@ -4,3 +4,4 @@ mod differential;
 mod hostile;
 mod image;
 mod listing;
+mod scanner;
