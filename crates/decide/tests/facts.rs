@@ -3,8 +3,8 @@ mod common;
 
 use hotcell_decide::fact::{MAX_ERROR_CHARS, MAX_FACT_BYTES};
 use hotcell_decide::{
-    Check, ClaimKind, Direction, DiskMoment, ExecHow, FactError, HostFact, LayerState, OutputStream, RefusalCode,
-    SpawnDenial, Verdict, ViolationKind,
+    Check, ClaimKind, Direction, DiskMoment, ExecHow, FactError, HostFact, LayerState, OutputStream,
+    RefusalCode, SpawnDenial, Verdict, ViolationKind,
 };
 use hotcell_ledger::{Digest, Payload};
 use std::collections::BTreeMap;

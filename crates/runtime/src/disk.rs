@@ -38,9 +38,7 @@ pub(crate) fn explain(policy: &CapabilityPolicy, copied: &Copied) -> Explain {
         let tree = || policy.write_trees().iter().find(|tree| path.is_within(tree));
         match policy.write_grant(&path) {
             WriteGrant::Exact => Explained::By(path.as_str().to_owned()),
-            WriteGrant::Tree => {
-                Explained::By(tree().map_or(path.as_str(), |tree| tree.as_str()).to_owned())
-            }
+            WriteGrant::Tree => Explained::By(tree().map_or(path.as_str(), |tree| tree.as_str()).to_owned()),
             WriteGrant::None if copied.covers(text) => Explained::Copied,
             WriteGrant::None => Explained::No,
         }

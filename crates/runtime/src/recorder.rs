@@ -11,8 +11,8 @@ use crate::bundle::Bundle;
 use crate::clock::Clock;
 use crate::disk::Copied;
 use hotcell_decide::{
-    Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Direction, Evidence, HostFact,
-    RefusalCode, Ruling, Trip, VerdictFold,
+    Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Direction, Evidence,
+    HostFact, RefusalCode, Ruling, Trip, VerdictFold,
 };
 use hotcell_ledger::{
     ActorId, ClosedLedger, Digest, FileOp, LedgerWriter, Lineage, NfcString, Payload, WriteError,

@@ -28,17 +28,19 @@ fn every_kind_of_change_is_seen_from_outside_with_both_digests() {
     let seen = record.mutations();
     let at = |path: &str| {
         let path = format!("/workspace/{path}");
-        seen.iter().filter(move |(_, at, _, _)| *at == path).map(|(op, _, before, after)| (*op, *before, *after))
+        seen.iter()
+            .filter(move |(_, at, _, _)| *at == path)
+            .map(|(op, _, before, after)| (*op, *before, *after))
     };
     let all = |path: &str| at(path).collect::<Vec<_>>();
-    assert_eq!(all("a"), [
-        (FileOp::Create, NOTHING, of("one\n")),
-        (FileOp::Write, of("one\n"), of("changed\n")),
-    ]);
-    assert_eq!(all("b"), [
-        (FileOp::Create, NOTHING, of("two\n")),
-        (FileOp::Chmod, mode(0o644), mode(0o600)),
-    ]);
+    assert_eq!(
+        all("a"),
+        [(FileOp::Create, NOTHING, of("one\n")), (FileOp::Write, of("one\n"), of("changed\n")),]
+    );
+    assert_eq!(
+        all("b"),
+        [(FileOp::Create, NOTHING, of("two\n")), (FileOp::Chmod, mode(0o644), mode(0o600)),]
+    );
     assert_eq!(all("d"), [(FileOp::Create, NOTHING, of("")), (FileOp::Rename, of(""), NOTHING)]);
     assert_eq!(all("e"), [(FileOp::Rename, NOTHING, of(""))]);
     assert_eq!(all("d/f"), [(FileOp::Create, NOTHING, of("in\n")), (FileOp::Rename, of("in\n"), NOTHING)]);

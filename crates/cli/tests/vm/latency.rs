@@ -73,11 +73,14 @@ fn kill_latency_from_a_written_file_over_twenty_kills() {
         let outcome = live.wait();
         let gone = watcher.join().unwrap();
         outcome.assert_killed(&["mutation_burst", "mutation_ewma"]);
-        figures.push(written.map_or(0.0, |written| gone.saturating_duration_since(written).as_secs_f64() * 1e3));
+        figures
+            .push(written.map_or(0.0, |written| gone.saturating_duration_since(written).as_secs_f64() * 1e3));
     }
     figures.sort_by(f64::total_cmp);
     let (median, p99) = (figures[KILLS / 2], figures[KILLS - 1]);
-    println!("sync returned to VMM process gone: median {median:.2} ms, p99 (of {KILLS}: the worst) {p99:.2} ms");
+    println!(
+        "sync returned to VMM process gone: median {median:.2} ms, p99 (of {KILLS}: the worst) {p99:.2} ms"
+    );
     println!("{figures:.1?}");
     assert!(p99 <= LIMIT_MS, "{figures:?}");
 }

@@ -168,7 +168,9 @@ impl Geometry {
             || compat & COMPAT_JOURNAL != 0
             || ro & RO_COMPAT_BIGALLOC != 0
         {
-            return Err(DiskError::Unsupported(format!("compat {compat:#x} incompat {incompat:#x} ro {ro:#x}")));
+            return Err(DiskError::Unsupported(format!(
+                "compat {compat:#x} incompat {incompat:#x} ro {ro:#x}"
+            )));
         }
         let seed = if ro & RO_COMPAT_METADATA_CSUM == 0 {
             None
@@ -185,15 +187,17 @@ impl Geometry {
         let log = sb.u32(0x18)?;
         let inode_size = u64::from(sb.u16(0x58)?);
         if log > 5 || inode_size < 128 || !inode_size.is_power_of_two() || inode_size > 1024 << log {
-            return Err(damaged("the superblock", format!("block size 2^{}, inodes of {inode_size}", log + 10)));
+            return Err(damaged(
+                "the superblock",
+                format!("block size 2^{}, inodes of {inode_size}", log + 10),
+            ));
         }
         let block = 1024u64 << log;
         let wide = incompat & INCOMPAT_64BIT != 0;
         let high = if wide { u64::from(sb.u32(0x150)?) } else { 0 };
         let blocks = high << 32 | u64::from(sb.u32(0x4)?);
         let first = u64::from(sb.u32(0x14)?);
-        let (per_group, inodes_per_group, inodes) =
-            (u64::from(sb.u32(0x20)?), sb.u32(0x28)?, sb.u32(0x0)?);
+        let (per_group, inodes_per_group, inodes) = (u64::from(sb.u32(0x20)?), sb.u32(0x28)?, sb.u32(0x0)?);
         if blocks.checked_mul(block).is_none_or(|bytes| bytes > disk.bytes())
             || first >= blocks
             || per_group == 0
@@ -541,10 +545,8 @@ fn parse_inode(number: u32, bytes: &[u8], seed: Option<u32>) -> Result<Inode, Di
         }
     }
     let (mode, links, flags) = (raw.u16(0)?, raw.u16(0x1a)?, raw.u32(0x20)?);
-    let map: [u8; 60] = bytes
-        .get(0x28..0x64)
-        .and_then(|map| map.try_into().ok())
-        .ok_or_else(|| wrong("too short".into()))?;
+    let map: [u8; 60] =
+        bytes.get(0x28..0x64).and_then(|map| map.try_into().ok()).ok_or_else(|| wrong("too short".into()))?;
     if links == 0 {
         return Err(wrong("no name has it".into()));
     }

@@ -63,7 +63,7 @@ impl DiskObserver {
         match done {
             Ok((scanner, took, seen)) => {
                 self.scanner = Some(scanner);
-                self.next = Instant::now() + (took * REST).clamp(MIN_INTERVAL, MAX_INTERVAL);
+                self.next = Instant::now() + rest(took);
                 self.waiting.extend(seen?);
                 Ok(())
             }
@@ -82,6 +82,11 @@ impl DiskObserver {
         }
         Ok(())
     }
+}
+
+/// After a reading that took so long.
+fn rest(took: Duration) -> Duration {
+    (took * REST).clamp(MIN_INTERVAL, MAX_INTERVAL)
 }
 
 impl Observer for DiskObserver {
@@ -152,5 +157,21 @@ impl Observer for DiskObserver {
             seen.push(sighting)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reading_is_followed_by_a_rest_that_keeps_its_cost_low() {
+        assert_eq!(rest(Duration::ZERO), MIN_INTERVAL);
+        assert_eq!(rest(Duration::from_millis(1)), MIN_INTERVAL);
+        for ms in [3, 20, 199] {
+            let took = Duration::from_millis(ms);
+            assert!(took.as_secs_f64() / (took + rest(took)).as_secs_f64() <= 0.02, "{took:?}");
+        }
+        assert_eq!(rest(Duration::from_secs(3)), MAX_INTERVAL);
     }
 }

@@ -241,7 +241,8 @@ impl Scanner {
         let Some(armed) = &mut self.armed else { return (Vec::new(), 0) };
         let mut seen = Vec::new();
         for (path, what) in listing.privileged() {
-            if armed.privileged.len() < MAX_PRIVILEGED + MAX_LISTED && armed.privileged.insert(path.to_owned())
+            if armed.privileged.len() < MAX_PRIVILEGED + MAX_LISTED
+                && armed.privileged.insert(path.to_owned())
                 && seen.len() < MAX_PRIVILEGED
             {
                 seen.push(Sighting::Fact(HostFact::Violation {
@@ -290,9 +291,12 @@ impl Scanner {
                 }
             }
         }
-        seen.extend(unexplained.into_iter().chain(explained).map(|Change { op, path, before, after }| {
-            Sighting::Mutation { op, path, before, after }
-        }));
+        seen.extend(
+            unexplained
+                .into_iter()
+                .chain(explained)
+                .map(|Change { op, path, before, after }| Sighting::Mutation { op, path, before, after }),
+        );
         seen.extend(self.tell_counted(false));
         (seen, count)
     }
@@ -305,7 +309,14 @@ impl Scanner {
         let names = listing.entries().len() as u64;
         let digest = if names == 0 { Digest::ZERO } else { listing.digest() };
         let unread = unread.map(|why| why.chars().take(MAX_WHY).collect());
-        Sighting::Fact(HostFact::DiskRead { reading: self.readings, at, names, listing: digest, changes, unread })
+        Sighting::Fact(HostFact::DiskRead {
+            reading: self.readings,
+            at,
+            names,
+            listing: digest,
+            changes,
+            unread,
+        })
     }
 
     fn version(&self) -> Result<Version, ObserveError> {

@@ -33,7 +33,15 @@ fn theirs(fs: &Ext4) -> Vec<Row> {
             };
             let size = if kind == "directory" { 0 } else { metadata.len() };
             let mode = u32::from(metadata.mode());
-            rows.push((format!("/workspace{path}"), kind, mode, metadata.uid(), metadata.gid(), size, content));
+            rows.push((
+                format!("/workspace{path}"),
+                kind,
+                mode,
+                metadata.uid(),
+                metadata.gid(),
+                size,
+                content,
+            ));
         }
     }
     rows.sort();
@@ -58,7 +66,9 @@ fn ours(listing: &Listing) -> Vec<Row> {
 
 #[test]
 fn ours_and_theirs_agree() {
-    for (mib, options) in [(32, &[][..]), (600, &[]), (32, &["-O", "^extents,^64bit"]), (32, &["-O", "^metadata_csum"])] {
+    for (mib, options) in
+        [(32, &[][..]), (600, &[]), (32, &["-O", "^extents,^64bit"]), (32, &["-O", "^metadata_csum"])]
+    {
         let image = Image::new(mib, options, |tree| {
             for number in 0..300 {
                 let dir = tree.join(format!("d{}", number % 7));

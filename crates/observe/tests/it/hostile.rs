@@ -49,7 +49,12 @@ fn read(bytes: &Vec<u8>, honest: &[u8]) {
 
 /// Places that hold structures: all but the blocks of files.
 fn structures(bytes: &[u8]) -> Vec<usize> {
-    bytes.chunks(256).enumerate().filter(|(_, part)| part.iter().any(|&b| b > 1)).map(|(at, _)| at * 256).collect()
+    bytes
+        .chunks(256)
+        .enumerate()
+        .filter(|(_, part)| part.iter().any(|&b| b > 1))
+        .map(|(at, _)| at * 256)
+        .collect()
 }
 
 proptest! {
@@ -86,7 +91,9 @@ fn every_flipped_byte_of_a_checked_structure_shows() {
     let first = Listing::take(&honest.to_vec(), &geometry, None, WHOLE).unwrap();
     // The inode of the first file: a change of any byte but its access time is damage.
     let (_, entry) = first.entries().find(|(path, _)| *path == "/workspace/f7").unwrap();
-    let table = (0..honest.len()).step_by(256).find(|&at| honest[at..at + 4] == [0xed, 0x41, 0xe8, 0x03]).unwrap() - 256;
+    let table =
+        (0..honest.len()).step_by(256).find(|&at| honest[at..at + 4] == [0xed, 0x41, 0xe8, 0x03]).unwrap()
+            - 256;
     let at = table + (entry.identity.0 as usize - 1) * 256;
     for offset in 0..256 {
         let mut bytes = honest.to_vec();

@@ -47,8 +47,14 @@ fn every_kind_of_name_is_listed_with_its_digest() {
     assert_eq!(get("/workspace/a").size, 5);
     assert_eq!(get("/workspace/big").content, Digest::of(&vec![7; 3 << 20]));
     assert_eq!(get("/workspace/deep/er/empty").content, Digest::of(b""));
-    assert_eq!((get("/workspace/deep").kind, get("/workspace/deep").content), (Kind::Directory, Digest::of(b"")));
-    assert_eq!((get("/workspace/short").kind, get("/workspace/short").content), (Kind::Link, Digest::of(b"a")));
+    assert_eq!(
+        (get("/workspace/deep").kind, get("/workspace/deep").content),
+        (Kind::Directory, Digest::of(b""))
+    );
+    assert_eq!(
+        (get("/workspace/short").kind, get("/workspace/short").content),
+        (Kind::Link, Digest::of(b"a"))
+    );
     assert_eq!(get("/workspace/long").content, Digest::of("x".repeat(200).as_bytes()));
     assert_eq!(get("/workspace/pipe").kind, Kind::Fifo);
     assert_eq!(get("/workspace/null").kind, Kind::Character(0x103));
@@ -173,7 +179,8 @@ fn what_is_for_a_later_reading_is_unchanged_until_then() {
     assert_eq!(second.later(), 2);
     let seen = changes(&first, &second);
     assert_eq!(seen, [change(FileOp::Create, "/workspace/small", NOTHING, Digest::of(b"s"))]);
-    let third = Listing::take(&file, &geometry, Some(&second), Effort { hash_bytes: 60_000, ..tight }).unwrap();
+    let third =
+        Listing::take(&file, &geometry, Some(&second), Effort { hash_bytes: 60_000, ..tight }).unwrap();
     assert_eq!((third.later(), changes(&second, &third).len()), (1, 1));
     let fourth = Listing::take(&file, &geometry, Some(&third), tight).unwrap();
     assert_eq!((fourth.later(), changes(&third, &fourth).len()), (0, 1), "one is read whatever it costs");
@@ -189,11 +196,18 @@ fn what_lies_beyond_the_bounds_is_named() {
         fs::create_dir_all(&deep).unwrap();
         fs::write(deep.join("hidden"), b"x").unwrap();
     });
-    let listing = listing(&image);
-    let [(place, why)] = listing.unread() else { panic!("{:?}", listing.unread()) };
+    let deep = listing(&image);
+    let [(place, why)] = deep.unread() else { panic!("{:?}", deep.unread()) };
     assert_eq!((place.matches("/d").count(), *why), (128, Unread::Bound));
-    assert_eq!(listing.bounds().count(), 1);
-    assert!(listing.damage().is_none());
+    assert_eq!(deep.bounds().count(), 1);
+    assert!(deep.damage().is_none());
+    let image = Image::new(16, &[], |tree| {
+        let long = (0..16).fold(tree.to_owned(), |path, _| path.join("n".repeat(249)));
+        fs::create_dir_all(long).unwrap();
+    });
+    let long = listing(&image);
+    let [(place, why)] = long.unread() else { panic!("{:?}", long.unread()) };
+    assert_eq!((place.len(), *why), (10 + 15 * 250, Unread::Bound));
 }
 
 #[test]
@@ -202,7 +216,11 @@ fn a_large_indexed_directory_is_read_whole() {
         let many = tree.join("many");
         fs::create_dir(&many).unwrap();
         for number in 0..1200 {
-            fs::write(many.join(format!("a file with a rather long name, as some programs like them: {number}")), number.to_string()).unwrap();
+            fs::write(
+                many.join(format!("a file with a rather long name, as some programs like them: {number}")),
+                number.to_string(),
+            )
+            .unwrap();
         }
     });
     let plain = listing(&image);

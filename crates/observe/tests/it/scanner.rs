@@ -160,16 +160,19 @@ fn damage_is_nothing_on_a_moving_disk_an_error_at_rest_and_on_record_after_a_kil
     let root = scanner.read().unwrap();
     assert_eq!(root, [], "the root directory can't be read now, so nothing is known to have changed");
     let at_rest = scanner.finish(true).unwrap_err();
-    assert!(matches!(at_rest, ObserveError::Implausible(_)) && at_rest.to_string().contains("at rest"), "{at_rest}");
+    assert!(
+        matches!(at_rest, ObserveError::Implausible(_)) && at_rest.to_string().contains("at rest"),
+        "{at_rest}"
+    );
     let dead = scanner.finish(false).unwrap();
     let (at, names, changes, unread) = last_read(&dead);
     assert_eq!((at, names, changes), (DiskMoment::Dead, 0, 0));
     assert!(unread.unwrap().contains("checksum"));
     // One file that makes no sense leaves the others readable.
     file.write_all_at(&bytes, 0).unwrap();
-    let inode = bytes.chunks(256).position(|inode| {
-        inode[0..2] == 0x81a4u16.to_le_bytes() && inode[4] == 1 && inode[0x1a] == 1
-    });
+    let inode = bytes
+        .chunks(256)
+        .position(|inode| inode[0..2] == 0x81a4u16.to_le_bytes() && inode[4] == 1 && inode[0x1a] == 1);
     file.write_all_at(&[7], inode.unwrap() as u64 * 256 + 0x64).unwrap();
     assert!(mutations(&scanner.read().unwrap()).is_empty());
     assert!(scanner.finish(true).is_err());
@@ -204,5 +207,9 @@ fn a_disk_that_is_written_all_the_time_is_read_and_nothing_is_invented() {
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     writer.join().unwrap();
     let end = scanner.finish(true).unwrap();
-    assert_eq!(mutations(&end), [(FileOp::Write, "/workspace/moving")], "bytes without an inode show at the end");
+    assert_eq!(
+        mutations(&end),
+        [(FileOp::Write, "/workspace/moving")],
+        "bytes without an inode show at the end"
+    );
 }

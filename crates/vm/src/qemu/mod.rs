@@ -189,7 +189,8 @@ impl Parts {
         cgroups: RunCgroups,
         plan: VmPlan,
     ) -> Result<Box<dyn LiveVm>, StartFailed> {
-        let Parts { child, opens, process, console, messages, disk, channel, qmp, program, argv, jail } = self;
+        let Parts { child, opens, process, console, messages, disk, channel, qmp, program, argv, jail } =
+            self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
             vmm: Vmm { child },
@@ -356,7 +357,8 @@ impl LiveVm for QemuVm {
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration } = *self;
+        let QemuVm { vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration } =
+            *self;
         let ended = wait_readable(&vmm.child.pidfd, KILL_DEADLINE);
         let reaped = ended.then(|| vmm.child.wait());
         let exists = facts.process.exists();
