@@ -345,7 +345,7 @@ impl<'a, D: Disk + ?Sized> Reader<'a, D> {
         mut more: impl FnMut(Name) -> Result<(), DiskError>,
     ) -> Result<(), DiskError> {
         let size = self.geometry.block;
-        if inode.size == 0 || inode.size % size != 0 || inode.size > self.geometry.bytes() {
+        if inode.size == 0 || !inode.size.is_multiple_of(size) || inode.size > self.geometry.bytes() {
             return Err(damaged("a directory", format!("inode {}: {} bytes", inode.number, inode.size)));
         }
         let checked = self.geometry.seed.is_some();
@@ -644,7 +644,7 @@ fn names(
         let entry = Bytes(rest, "a directory");
         let (inode, length) = (entry.u32(0)?, usize::from(entry.u16(4)?));
         let name_length = usize::from(*rest.get(6).ok_or_else(|| wrong("cut off"))?);
-        if length < 8 || length % 4 != 0 || length > rest.len() || name_length + 8 > length {
+        if length < 8 || !length.is_multiple_of(4) || length > rest.len() || name_length + 8 > length {
             return Err(wrong("an entry that does not fit"));
         }
         let name = rest.get(8..8 + name_length).unwrap_or_default();

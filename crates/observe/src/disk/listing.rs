@@ -415,7 +415,7 @@ fn digest(
 pub const SPARSE: &[u8] = b"hotcell sparse file 1\n";
 
 fn zeros(hasher: &mut blake3::Hasher, mut count: u64) {
-    const ZEROS: [u8; 65_536] = [0; 65_536];
+    static ZEROS: [u8; 65_536] = [0; 65_536];
     while count > 0 {
         let part = count.min(ZEROS.len() as u64);
         hasher.update(ZEROS.get(..part as usize).unwrap_or_default());
