@@ -10,7 +10,8 @@
 //!
 //! What it guarantees, once the host has said `ExecEnforce`: no instruction of
 //! a file runs by `execve` unless the file is on the root image and its digest
-//! is on the list, or it is on `/workspace` and the host allows that. The root
+//! is on the list, or it is on `/workspace` and the host allows that; and unless
+//! the process belongs to an exec whose token the host has redeemed (`permits`). The root
 //! image cannot change, so an answer about one of its inodes is kept. What is
 //! elsewhere is never judged by content: it could change after the answer.
 //! If the gate dies PID 1 ends the machine; until then the kernel waits for an
@@ -19,6 +20,7 @@
 //! (`docs/exec-enforcement.md`).
 
 use crate::last::{Doing, Failure, console};
+use crate::permits::{Denial, Permit, Permits, needs_another};
 use crate::view::{ROOT, WORKSPACE};
 use crate::{cgroup, confine};
 use hotcell_sys::guest::{Child, ExecEvent, ExecEvents, ForkPlan, Namespaces, exit_now, fork};
@@ -52,6 +54,8 @@ const REPORT: usize = HEADER_LEN + 44 + MAX_RESOURCE;
 
 const ALLOW_DIGESTS: u8 = 1;
 const ENFORCE: u8 = 2;
+const PERMIT: u8 = 3;
+const END: u8 = 4;
 
 /// PID 1's end.
 #[derive(Debug)]
@@ -114,6 +118,17 @@ impl Gate {
         self.tell(&[ENFORCE, u8::from(workspace)])
     }
 
+    /// What the host's token for this exec allows; before its first process exists.
+    pub(crate) fn permit(&self, exec: u32, permit: Permit) -> Result<(), Failure> {
+        let spawn = u8::from(permit.spawn);
+        self.tell(&[&[PERMIT, spawn], exec.to_le_bytes().as_slice(), &permit.binary].concat())
+    }
+
+    /// The exec has ended: nothing of it executes any more.
+    pub(crate) fn end(&self, exec: u32) -> Result<(), Failure> {
+        self.tell(&[&[END], exec.to_le_bytes().as_slice()].concat())
+    }
+
     fn tell(&self, message: &[u8]) -> Result<(), Failure> {
         send(&self.control, message, SendFlags::NOSIGNAL).doing(|| "tell the gate".into())?;
         Ok(())
@@ -148,6 +163,7 @@ struct Judge {
     root: u64,
     workspace: u64,
     list: HashSet<[u8; 32]>,
+    permits: Permits,
     enforcing: Option<Enforcing>,
     /// Answers about inodes of the root image.
     kept: HashMap<u64, Answer>,
@@ -166,34 +182,71 @@ struct Answer {
     /// What to tell; `None`: nothing, as for every approved file.
     rule: Option<ExecRule>,
     digest: [u8; 32],
+    /// The kernel asks for another file before it runs this one.
+    follows: bool,
 }
 
 impl Judge {
     fn new(root: u64, workspace: u64) -> Judge {
-        let (list, kept) = (HashSet::new(), HashMap::new());
-        Judge { root, workspace, list, enforcing: None, kept, buffer: vec![0; READ], untold: 0 }
+        let (list, kept, permits) = (HashSet::new(), HashMap::new(), Permits::default());
+        Judge { root, workspace, list, permits, enforcing: None, kept, buffer: vec![0; READ], untold: 0 }
     }
 
     fn learn(&mut self, message: &[u8]) {
-        match message {
-            [ALLOW_DIGESTS, digests @ ..] => self.list.extend(digests.as_chunks::<32>().0),
-            [ENFORCE, workspace] => self.enforcing = Some(Enforcing { workspace: *workspace != 0 }),
+        match message.split_first() {
+            Some((&ALLOW_DIGESTS, digests)) => self.list.extend(digests.as_chunks::<32>().0),
+            Some((&ENFORCE, &[workspace])) => self.enforcing = Some(Enforcing { workspace: workspace != 0 }),
+            Some((&PERMIT, rest)) => {
+                // One that can't be read is none, and nothing runs by it.
+                if let Some(([spawn, exec @ ..], binary)) = rest.split_first_chunk::<5>()
+                    && let Ok(binary) = <[u8; 32]>::try_from(binary)
+                {
+                    let permit = Permit { binary, spawn: *spawn != 0 };
+                    self.permits.grant(u32::from_le_bytes(*exec), permit);
+                }
+            }
+            Some((&END, exec)) => {
+                if let Ok(exec) = exec.try_into() {
+                    self.permits.end(u32::from_le_bytes(exec));
+                }
+            }
             _ => {}
         }
     }
 
-    fn judge(&mut self, event: &ExecEvent<'_>) -> Answer {
+    fn judge(&mut self, event: &ExecEvent<'_>, exec: u32) -> Answer {
         let Some(Enforcing { workspace }) = self.enforcing else {
-            return Answer { allow: true, rule: None, digest: [0; 32] };
+            return Answer { allow: true, rule: None, digest: [0; 32], follows: false };
         };
-        let refuse = |rule, digest| Answer { allow: false, rule: Some(rule), digest };
+        let answer = self.judge_file(event, workspace);
+        if !answer.allow {
+            self.permits.refused(exec);
+            return answer;
+        }
+        match self.permits.ask(exec, event.pid(), &answer.digest, answer.follows) {
+            Ok(()) => answer,
+            Err(denial) => {
+                let rule = match denial {
+                    Denial::NoToken => ExecRule::NoToken,
+                    Denial::BinaryMismatch => ExecRule::BinaryMismatch,
+                    Denial::DeadParent => ExecRule::DeadParent,
+                };
+                Answer { allow: false, rule: Some(rule), ..answer }
+            }
+        }
+    }
+
+    fn judge_file(&mut self, event: &ExecEvent<'_>, workspace: bool) -> Answer {
+        let refuse = |rule, digest| Answer { allow: false, rule: Some(rule), digest, follows: false };
         let Ok(there) = event.file().metadata() else { return refuse(ExecRule::Unreadable, [0; 32]) };
         if there.dev() == self.root {
             if let Some(&answer) = self.kept.get(&there.ino()) {
                 return answer;
             }
             let answer = match self.digest(event) {
-                Some(digest) if self.list.contains(&digest) => Answer { allow: true, rule: None, digest },
+                Some(digest) if self.list.contains(&digest) => {
+                    Answer { allow: true, rule: None, digest, follows: needs_another(event.file()) }
+                }
                 Some(digest) => refuse(ExecRule::Unknown, digest),
                 None => return refuse(ExecRule::Unreadable, [0; 32]),
             };
@@ -204,7 +257,10 @@ impl Judge {
             answer
         } else if there.dev() == self.workspace && workspace {
             match self.digest(event) {
-                Some(digest) => Answer { allow: true, rule: Some(ExecRule::Workspace), digest },
+                Some(digest) => {
+                    let follows = needs_another(event.file());
+                    Answer { allow: true, rule: Some(ExecRule::Workspace), digest, follows }
+                }
                 None => refuse(ExecRule::Unreadable, [0; 32]),
             }
         } else {
@@ -226,8 +282,14 @@ impl Judge {
     }
 
     /// Tells PID 1, if it takes it: the workload waits for nobody's bookkeeping.
-    fn tell(&mut self, control: &OwnedFd, rule: ExecRule, event: &ExecEvent<'_>, digest: [u8; 32]) {
-        let exec = cgroup::exec_of(event.pid());
+    fn tell(
+        &mut self,
+        control: &OwnedFd,
+        exec: u32,
+        rule: ExecRule,
+        event: &ExecEvent<'_>,
+        digest: [u8; 32],
+    ) {
         let path = fs::read_link(format!("/proc/self/fd/{}", event.file().as_raw_fd())).unwrap_or_default();
         let path = path.as_os_str().as_bytes();
         let path = path.get(..MAX_RESOURCE).unwrap_or(path);
@@ -264,9 +326,10 @@ fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<In
             // What PID 1 said before it started the program that asks has arrived by now.
             listen(control, &mut message, judge)?;
             let Some(event) = event else { break };
-            let answer = judge.judge(&event);
+            let exec = cgroup::exec_of(event.pid());
+            let answer = judge.judge(&event, exec);
             if let Some(rule) = answer.rule {
-                judge.tell(control, rule, &event, answer.digest);
+                judge.tell(control, exec, rule, &event, answer.digest);
             }
             // A process that was killed while it waited needs no answer.
             let _ = event.answer(answer.allow);

@@ -35,6 +35,7 @@ mod last;
 pub mod limits;
 mod oom;
 mod pack;
+mod permits;
 mod poll;
 mod reaper;
 mod requests;

@@ -17,6 +17,7 @@ use crate::gate::Gate;
 use crate::last::{self, Doing, Failure};
 use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
 use crate::oom::OomLog;
+use crate::permits::Permit;
 use crate::poll::{Poll, Source};
 use crate::reaper::Reaper;
 use crate::requests::Requests;
@@ -42,6 +43,7 @@ struct Collecting {
     stdin: bool,
     uid: u32,
     gid: u32,
+    permit: Permit,
     text_len: usize,
     text: Vec<u8>,
     /// Refused from the start; said at its start.
@@ -152,7 +154,11 @@ impl Init {
             // Looked at by `grow_quiet` in every round.
             Source::Workload => {}
             Source::Status(id) => self.with_exec(id, Exec::hear_status),
-            Source::Death(id) => self.with_exec(id, Exec::hear_death),
+            Source::Death(id) => {
+                // Before its tree is killed: what escapes that for a moment executes nothing any more.
+                self.gate.end(id)?;
+                self.with_exec(id, Exec::hear_death);
+            }
             Source::Cgroup(id) => self.with_exec(id, |exec, _| exec.hear_cgroup()),
             Source::Stdout(id) => self.with_exec(id, |exec, _| exec.hear_output(Stream::Stdout)),
             Source::Stderr(id) => self.with_exec(id, |exec, _| exec.hear_output(Stream::Stderr)),
@@ -269,6 +275,7 @@ impl Init {
             stdin: begin.stdin != 0,
             uid: begin.uid.get(),
             gid: begin.gid.get(),
+            permit: Permit { binary: begin.binary, spawn: begin.spawn != 0 },
             text_len: if refused.is_some() { 0 } else { text_len },
             text: Vec::new(),
             refused,
@@ -295,6 +302,7 @@ impl Init {
             return Err(Failure::new(format!("the host started exec {id} that it did not begin")));
         };
         if let Err((stage, errno)) = self.try_start(id, collecting)? {
+            self.gate.end(id)?;
             let ended = ExecEnded {
                 how: ExecEnd::NotStarted,
                 stage,
@@ -315,7 +323,9 @@ impl Init {
             return Err(Failure::new(format!("the texts of exec {id} are shorter than the host said")));
         }
         let text = ExecText::decode(&order.text).doing(|| format!("read the texts of exec {id}"))?;
-        let Collecting { program, stdin, uid, gid, .. } = order;
+        let Collecting { program, stdin, uid, gid, permit, .. } = order;
+        // Before the process exists, so that the gate knows it when it executes.
+        self.gate.permit(id, permit)?;
         let started = match start::start(&self.ground, id, Order { program, stdin, uid, gid, text }) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),

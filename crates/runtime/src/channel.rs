@@ -193,6 +193,9 @@ fn exec_decision_text(decision: &hotcell_wire::ExecDecision<'_>) -> String {
         ExecRule::Unknown => "unknown",
         ExecRule::Elsewhere => "elsewhere",
         ExecRule::Unreadable => "unreadable",
+        ExecRule::NoToken => "no_token",
+        ExecRule::BinaryMismatch => "binary_mismatch",
+        ExecRule::DeadParent => "dead_parent",
     };
     let digest = Digest::from_bytes(decision.digest);
     let mut text = format!("exec {rule} {digest} {}", String::from_utf8_lossy(decision.path));

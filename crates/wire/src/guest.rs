@@ -120,6 +120,12 @@ pub enum ExecRule {
     Elsewhere = 3,
     /// Refused: it could not be read.
     Unreadable = 4,
+    /// Refused: the process belongs to no exec of the host's, or to one whose token is used up.
+    NoToken = 5,
+    /// Refused: the exec's token is bound to another file.
+    BinaryMismatch = 6,
+    /// Refused: the exec has ended.
+    DeadParent = 7,
 }
 
 /// A file that was executed or refused. Testimony, like all of the guest's.

@@ -55,8 +55,12 @@ pub struct ExecBegin {
     pub program: Program,
     /// 1: stdin frames will come; 0: stdin is empty.
     pub stdin: u8,
+    /// 1: the processes of its tree may execute other files; 0: its token is for one execution.
+    pub spawn: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
+    /// BLAKE3 of the file that its token is bound to; zero where the host can't know it.
+    pub binary: [u8; 32],
     /// User; 0 for a service and for nothing else.
     pub uid: U32,
     /// Group; as the user.

@@ -17,7 +17,9 @@ fn host_frames() -> Vec<HostFrame<'static>> {
     static BEGIN: ExecBegin = ExecBegin {
         program: Program::Pack,
         stdin: 1,
-        reserved: [0; 2],
+        spawn: 1,
+        reserved: 0,
+        binary: [5; 32],
         uid: zerocopy::byteorder::little_endian::U32::new(1000),
         gid: zerocopy::byteorder::little_endian::U32::new(1000),
         text_len: zerocopy::byteorder::little_endian::U32::new(77),

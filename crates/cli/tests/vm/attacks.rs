@@ -96,7 +96,7 @@ enum Control {
     None { why: String },
 }
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../attacks").canonicalize().unwrap()
 }
 

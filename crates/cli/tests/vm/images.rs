@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Output;
 
 /// A root of static busybox, with files of its own: path, mode, text.
-fn folder(dir: &Path, files: &[(&str, u32, &str)]) {
+pub(crate) fn folder(dir: &Path, files: &[(&str, u32, &str)]) {
     fs::create_dir_all(dir.join("bin")).unwrap();
     fs::copy("/bin/busybox", dir.join("bin/busybox"))
         .expect("busybox-static is installed: `./x test` does it");
@@ -25,7 +25,7 @@ fn folder(dir: &Path, files: &[(&str, u32, &str)]) {
 }
 
 /// Builds an image; it is removed with this.
-struct Built(String);
+pub(crate) struct Built(pub(crate) String);
 
 impl Built {
     fn try_from(name: &str, source: &str, flags: &[&str]) -> (Built, Output) {
@@ -36,7 +36,7 @@ impl Built {
         (Built(name), output)
     }
 
-    fn from(name: &str, source: &str, flags: &[&str]) -> Built {
+    pub(crate) fn from(name: &str, source: &str, flags: &[&str]) -> Built {
         let (built, output) = Built::try_from(name, source, flags);
         assert!(output.status.success(), "{output:?}");
         built

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 #[test]
 fn a_clean_run_asks_for_what_it_was_granted() {
-    let policy = "[capabilities]\nwrite = [\"/workspace/report.txt\"]\n";
+    let policy = "[capabilities]\nwrite = [\"/workspace/report.txt\"]\nspawn = true\n";
     let script = "hotcell-request file-write /workspace/report.txt 'the task' && echo done >report.txt && cat report.txt";
     let outcome = Job::sh(script).policy(policy).run();
     outcome.assert_allowed(0);
@@ -26,7 +26,7 @@ fn a_clean_run_asks_for_what_it_was_granted() {
 #[test]
 fn a_breach_of_the_read_only_root_is_denied_and_packages_wait_for_a_rebuild() {
     let digest = "0".repeat(64);
-    let policy = format!("[capabilities]\npackages = [\"numpy==2.3.1 sha256:{digest}\"]\n");
+    let policy = format!("[capabilities]\nspawn = true\npackages = [\"numpy==2.3.1 sha256:{digest}\"]\n");
     let script = format!(
         "(echo evil >/etc/passwd) 2>/dev/null || echo kept\n\
          hotcell-request file-write /etc/passwd 'backup'; echo $?\n\
@@ -63,7 +63,7 @@ fn a_burst_of_denials_kills_while_the_command_runs() {
 
 #[test]
 fn patient_enumeration_beats_the_window_and_not_the_average() {
-    let policy = "[thresholds]\ndenial_window_s = 1\n";
+    let policy = "[capabilities]\nspawn = true\n[thresholds]\ndenial_window_s = 1\n";
     let script = "for door in a b c d e f; do hotcell-request net-egress $door.example:443; sleep 1.3; done; sleep 150";
     let outcome = Job::sh(script).policy(policy).run();
     outcome.assert_killed(&["denial_ewma"]);

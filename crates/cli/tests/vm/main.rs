@@ -12,6 +12,7 @@
 mod attacks;
 mod basics;
 mod disk;
+mod exec_gate;
 mod harness;
 mod images;
 mod judgement;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const GUEST: Guest =
+pub(crate) const GUEST: Guest =
     Guest { init: include_bytes!(env!("HOTCELL_INIT")), request: include_bytes!(env!("HOTCELL_REQUEST")) };
 
 fn qemu() -> PathBuf {
@@ -131,7 +131,7 @@ fn a_kernel_without_an_init_ends_at_once_with_its_last_words() {
 
 /// Collects a stream.
 #[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Sink(pub(crate) Arc<Mutex<Vec<u8>>>);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -105,7 +105,9 @@ impl Driver<'_> {
         let begin = ExecBegin {
             program: if service.is_some() { Program::Service } else { Program::Argv },
             stdin: u8::from(service.is_none()),
-            reserved: [0; 2],
+            spawn: u8::from(service.is_some() || self.run.spec.policy().capabilities().may_spawn()),
+            reserved: 0,
+            binary: *binary.as_bytes(),
             uid: request.uid.into(),
             gid: request.gid.into(),
             text_len: (text.len() as u32).into(),
@@ -132,9 +134,10 @@ impl Driver<'_> {
         self.send(ToGuest::ExecGate(digests, workspace));
     }
 
-    /// A token for what the host starts, bound to the machine and the program, used
-    /// at once. A program that is not in the image gets none: the guest decides
-    /// whether there is such a file, and whether it may be executed.
+    /// A token for what the host starts, bound to the machine and the program, and
+    /// redeemed here; what it allows goes to the guest's gate with the exec, which
+    /// executes nothing without. A program that is not in the image can't be bound:
+    /// the gate decides whether there is such a file, and whether it may be executed.
     pub(super) fn authorize(&mut self, request: &ExecRequest) -> Result<Result<Digest, String>, RecordError> {
         let (Some(contents), Some(authorizer)) = (&self.run.contents, &mut self.run.authorizer) else {
             return Ok(Ok(Digest::ZERO));
