@@ -185,7 +185,8 @@ static int swapped(const char *link) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) return CODE;
+    /* Also as the interpreter of a script, whose name comes as an argument. */
+    if (argc < 3) return CODE;
     root = argv[1];
     scratch = argv[2];
     const char *tool = strdup(in(root, "bin/tool")), *unlisted = strdup(in(root, "opt/unlisted"));

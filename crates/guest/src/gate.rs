@@ -15,7 +15,7 @@
 //! image cannot change, so an answer about one of its inodes is kept. What is
 //! elsewhere is never judged by content: it could change after the answer.
 //! If the gate dies PID 1 ends the machine; until then the kernel waits for an
-//! answer that does not come, since PID 1 holds the group open.
+//! answer that does not come, since PID 1 has the group open too.
 //! What it does not: see what an approved program maps or interprets
 //! (`docs/exec-enforcement.md`).
 
@@ -56,6 +56,7 @@ const ALLOW_DIGESTS: u8 = 1;
 const ENFORCE: u8 = 2;
 const PERMIT: u8 = 3;
 const END: u8 = 4;
+const GONE: u8 = 5;
 
 /// PID 1's end.
 #[derive(Debug)]
@@ -63,28 +64,22 @@ pub(crate) struct Gate {
     pub(crate) process: Child,
     control: OwnedFd,
     /// Keeps the group in force when the gate dies: waiting, not allowing.
-    _group: OwnedFd,
+    group: ExecEvents,
     /// Digests sent so far; `None`: the list is complete.
     listed: Option<usize>,
     pub(crate) readable: bool,
 }
 
 impl Gate {
-    /// Marks the workload's file systems and starts the process. Everything is
-    /// allowed until [`Gate::enforce`].
+    /// Starts the process. It is asked about nothing until [`Gate::enforce`].
     pub(crate) fn start() -> Result<Gate, Failure> {
         let events = ExecEvents::new().doing(|| "be asked about executions".into())?;
-        for path in WATCHED {
-            let name = CString::new(path).doing(|| format!("watch {path}"))?;
-            events.watch_file_system(&name).doing(|| format!("be asked about executions on {path}"))?;
-        }
         let device = |path| fs::metadata(path).map(|there| there.dev()).doing(|| format!("look at {path}"));
         let (root, workspace) = (device(ROOT)?, device(WORKSPACE)?);
         let (control, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .doing(|| "make a socket pair".into())?;
         let plan = ForkPlan { cgroup: None, namespaces: Namespaces::Inherit };
-        let group = events.hold().doing(|| "hold the fanotify group".into())?;
         let process = fork(plan, || {
             let judge = Judge::new(root, workspace);
             let ended = run(&events, &theirs, judge);
@@ -92,7 +87,7 @@ impl Gate {
             exit_now(1)
         })
         .doing(|| "start the gate".into())?;
-        Ok(Gate { process, control, _group: group, listed: Some(0), readable: false })
+        Ok(Gate { process, control, group: events, listed: Some(0), readable: false })
     }
 
     pub(crate) fn control(&self) -> BorrowedFd<'_> {
@@ -110,12 +105,18 @@ impl Gate {
         self.tell(&[&[ALLOW_DIGESTS], digests.as_flattened()].concat())
     }
 
-    /// Completes the list; holds from the next execution on.
+    /// Completes the list, and marks the workload's file systems: holds from the next execution on.
+    /// A host that has no list never comes here, and its executions cost nothing.
     pub(crate) fn enforce(&mut self, workspace: bool) -> Result<(), Failure> {
         if self.listed.take().is_none() {
             return Err(Failure::new("the host completed the list of executables twice"));
         }
-        self.tell(&[ENFORCE, u8::from(workspace)])
+        self.tell(&[ENFORCE, u8::from(workspace)])?;
+        for path in WATCHED {
+            let name = CString::new(path).doing(|| format!("watch {path}"))?;
+            self.group.watch_file_system(&name).doing(|| format!("be asked about executions on {path}"))?;
+        }
+        Ok(())
     }
 
     /// What the host's token for this exec allows; before its first process exists.
@@ -127,6 +128,11 @@ impl Gate {
     /// The exec has ended: nothing of it executes any more.
     pub(crate) fn end(&self, exec: u32) -> Result<(), Failure> {
         self.tell(&[&[END], exec.to_le_bytes().as_slice()].concat())
+    }
+
+    /// The exec has no process any more.
+    pub(crate) fn gone(&self, exec: u32) -> Result<(), Failure> {
+        self.tell(&[&[GONE], exec.to_le_bytes().as_slice()].concat())
     }
 
     fn tell(&self, message: &[u8]) -> Result<(), Failure> {
@@ -205,9 +211,9 @@ impl Judge {
                     self.permits.grant(u32::from_le_bytes(*exec), permit);
                 }
             }
-            Some((&END, exec)) => {
-                if let Ok(exec) = exec.try_into() {
-                    self.permits.end(u32::from_le_bytes(exec));
+            Some((&kind @ (END | GONE), exec)) => {
+                if let Ok(exec) = exec.try_into().map(u32::from_le_bytes) {
+                    if kind == GONE { self.permits.gone(exec) } else { self.permits.end(exec) }
                 }
             }
             _ => {}
@@ -321,19 +327,19 @@ fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<In
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).doing(|| "wait for executions".into()),
         }
-        loop {
-            let event = events.next().doing(|| "read an execution".into())?;
-            // What PID 1 said before it started the program that asks has arrived by now.
-            listen(control, &mut message, judge)?;
-            let Some(event) = event else { break };
-            let exec = cgroup::exec_of(event.pid());
-            let answer = judge.judge(&event, exec);
-            if let Some(rule) = answer.rule {
-                judge.tell(control, exec, rule, &event, answer.digest);
-            }
-            // A process that was killed while it waited needs no answer.
-            let _ = event.answer(answer.allow);
+        // One for each round: looking whether there is a second one costs as much as asking again.
+        let event = events.next().doing(|| "read an execution".into())?;
+        // What PID 1 said before it started the program that asks has arrived by now.
+        listen(control, &mut message, judge)?;
+        let Some(event) = event else { continue };
+        // While one exec alone has processes, whoever asks is of its tree.
+        let exec = judge.permits.only().unwrap_or_else(|| cgroup::exec_of(event.pid()));
+        let answer = judge.judge(&event, exec);
+        if let Some(rule) = answer.rule {
+            judge.tell(control, exec, rule, &event, answer.digest);
         }
+        // A process that was killed while it waited needs no answer.
+        let _ = event.answer(answer.allow);
     }
 }
 

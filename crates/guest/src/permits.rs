@@ -9,7 +9,7 @@
 //!    |                                                                                 |
 //!    +-- another file: used up, refused                 more executions: only where the permit
 //!                                                       says that the tree may start others
-//! any --first process ended--> over: nothing of the tree executes any more
+//! any --first process ended--> over: nothing of the tree executes any more --last process ended--> forgotten
 //! ```
 //! Who executes is read from the kernel: the cgroup that a process was born in
 //! and cannot leave. So no secret travels into the guest, where it could be
@@ -69,6 +69,18 @@ impl Permits {
         if let Some((_, state)) = self.by_exec.get_mut(&exec) {
             *state = State::Over;
         }
+    }
+
+    /// Its last process has ended.
+    pub(crate) fn gone(&mut self, exec: u32) {
+        self.by_exec.remove(&exec);
+    }
+
+    /// The exec that alone may have processes: whoever executes is of its tree,
+    /// since all processes of the workload are born in an exec's cgroup.
+    pub(crate) fn only(&self) -> Option<u32> {
+        let mut execs = self.by_exec.keys();
+        execs.next().copied().filter(|_| execs.next().is_none())
     }
 
     /// A refused file uses a fresh permit up, as a wrong token is.
@@ -198,6 +210,22 @@ mod tests {
         assert_eq!(permits.ask(7, 11, &SHELL, false), Err(Denial::DeadParent));
         permits.grant(7, Permit { binary: SHELL, spawn: true });
         assert_eq!(permits.ask(7, 11, &SHELL, false), Err(Denial::DeadParent), "a number is used once");
+        permits.gone(7);
+        assert_eq!(permits.ask(7, 11, &SHELL, false), Err(Denial::NoToken));
+    }
+
+    #[test]
+    fn one_exec_is_known_without_a_look_and_of_two_none() {
+        let mut permits = permits(true);
+        assert_eq!(permits.only(), Some(7));
+        permits.grant(8, Permit { binary: OTHER, spawn: false });
+        assert_eq!(permits.only(), None);
+        permits.end(7);
+        assert_eq!(permits.only(), None, "its processes may still be there");
+        permits.gone(7);
+        assert_eq!(permits.only(), Some(8));
+        permits.gone(8);
+        assert_eq!(permits.only(), None);
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl Init {
         self.requests.pump(&mut self.channel, now);
         self.pump_gate();
         self.pump_execs();
-        self.end_execs();
+        self.end_execs()?;
         self.grow_quiet(now)?;
         self.channel.flush().doing(|| "write to the channel".into())
     }
@@ -302,7 +302,7 @@ impl Init {
             return Err(Failure::new(format!("the host started exec {id} that it did not begin")));
         };
         if let Err((stage, errno)) = self.try_start(id, collecting)? {
-            self.gate.end(id)?;
+            self.gate.gone(id)?;
             let ended = ExecEnded {
                 how: ExecEnd::NotStarted,
                 stage,
@@ -366,10 +366,13 @@ impl Init {
         }
     }
 
-    fn end_execs(&mut self) {
+    fn end_execs(&mut self) -> Result<(), Failure> {
         let waiting = self.execs.values().any(Exec::is_over);
         if !waiting {
-            return;
+            return Ok(());
+        }
+        for (&id, _) in self.execs.iter().filter(|(_, exec)| exec.is_over()) {
+            self.gate.gone(id)?;
         }
         let oom = &mut self.oom;
         let channel = &mut self.channel;
@@ -380,6 +383,7 @@ impl Init {
             }
             None => true,
         });
+        Ok(())
     }
 
     fn quiesce(&mut self) -> Result<(), Failure> {

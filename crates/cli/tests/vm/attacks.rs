@@ -183,6 +183,12 @@ impl Attack {
         let outcome = self.job(&script, self.guest.policy.as_ref()).run();
         assert!(!host.heard(), "{name} reached a server of the host");
         self.expect.check(&outcome);
+        if let Some(heading) = [("privileges", "## Privileges"), ("network", "## Network")]
+            .iter()
+            .find_map(|(attack, heading)| (*attack == name).then_some(heading))
+        {
+            assert_eq!(answers(&outcome.text()), documented(heading), "docs/probes.md, {heading}");
+        }
         self.control.check(self, name, &host);
     }
 }
@@ -321,6 +327,31 @@ fn probed(text: &str) -> BTreeMap<&str, bool> {
         .filter_map(|line| line.split_once(": "))
         .filter_map(|(name, rest)| Some((name, outcome(rest)?)))
         .collect()
+}
+
+/// What the probe says: each name, and with what it was refused, or `reached`.
+fn answers(text: &str) -> BTreeMap<String, String> {
+    let names = probed(text);
+    let lines = text.lines().filter_map(|line| line.split_once(": "));
+    lines
+        .filter(|(name, _)| names.contains_key(name))
+        .map(|(name, came)| (name.to_owned(), came.strip_prefix("refused ").unwrap_or(came).to_owned()))
+        .collect()
+}
+
+/// A table of `docs/probes.md`: each attempt's answer.
+fn documented(heading: &str) -> BTreeMap<String, String> {
+    let page = fs::read_to_string(folder().join("../docs/probes.md")).unwrap();
+    let section = page.split(heading).nth(1).unwrap().split("\n## ").next().unwrap().to_owned();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+    let mut answers = BTreeMap::new();
+    for (answer, attempts) in rows.skip(1) {
+        for name in attempts.split('`').skip(1).step_by(2) {
+            assert!(answers.insert(name.to_owned(), answer.to_owned()).is_none(), "{name} is there twice");
+        }
+    }
+    assert!(answers.len() > 20, "{heading} was not read");
+    answers
 }
 
 /// Codes under which claims were refused, each once.

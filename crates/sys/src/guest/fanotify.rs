@@ -3,8 +3,8 @@
 //! What it guarantees: an event that is dropped without an answer is denied.
 //! The kernel holds each `execve` (and each interpreter or loader that one
 //! needs) until it is answered; if the last descriptor of a group is closed,
-//! it allows everything that waits. So whoever must fail closed keeps a
-//! second descriptor with a process that outlives the answering one.
+//! it allows everything that waits. So whoever must fail closed keeps the
+//! group in a process that outlives the answering one as well.
 //! What it does not: see files that are mapped, not executed (`ld.so FILE`,
 //! libraries), nor files of mounts that can't be marked (memfd).
 //! Who may call: the guest's gate.
@@ -12,7 +12,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 
 /// A group that is asked about executions.
 #[derive(Debug)]
@@ -90,14 +90,6 @@ impl ExecEvents {
         // SAFETY: the kernel opened this descriptor for the reader of the event, who owns it.
         let file = unsafe { File::from_raw_fd(event.fd) };
         Ok(Some(ExecEvent { file, pid: event.pid, group: self, answered: false }))
-    }
-
-    /// Another descriptor of the same group, which keeps it in force.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn hold(&self) -> io::Result<OwnedFd> {
-        Ok(self.group.try_clone()?.into())
     }
 
     fn answer(&self, event: &File, allow: bool) -> io::Result<()> {
