@@ -6,7 +6,7 @@ use serde_json::json;
 use std::time::Duration;
 
 const NOTHING: Digest = Digest::ZERO;
-const ONE_FILE: &str = "[capabilities]\nwrite = [\"/workspace/out.txt\"]\n";
+const ONE_FILE: &str = "[capabilities]\nwrite = [\"/workspace/out.txt\"]\nspawn = true\n";
 
 fn of(text: &str) -> Digest {
     Digest::of(text.as_bytes())
