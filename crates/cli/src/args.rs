@@ -34,6 +34,9 @@ pub(crate) enum Command {
     /// Images that machines boot.
     #[command(subcommand)]
     Image(Image),
+    /// Templates that runs go on from; the first run of an image makes its own.
+    #[command(subcommand)]
+    Template(Template),
     /// Draw a record that was found intact as a page for people.
     Report(Report),
     /// Fingerprints of how an agent asks, to compare later runs with.
@@ -60,6 +63,9 @@ pub(crate) struct Run {
     /// How the process that makes the machine is held: what the host gives, or all of it.
     #[arg(long, value_enum, default_value_t = Jail::Auto)]
     pub(crate) jail: Jail,
+    /// Boot from scratch instead of going on from the image's template.
+    #[arg(long)]
+    pub(crate) cold: bool,
     /// Name of the run: 8 to 64 of a-z 0-9 -, beginning with a letter or digit.
     #[arg(long, value_name = "ID")]
     pub(crate) name: Option<String>,
@@ -128,6 +134,34 @@ pub(crate) enum Image {
     Rm(ImageRm),
     /// Build an image again, with the packages that a run asked for and its policy approved.
     Rebuild(ImageRebuild),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Template {
+    /// List the templates.
+    Ls(TemplateLs),
+    /// Remove templates. Runs that use them go on, and the next run of the image makes its template anew.
+    Rm(TemplateRm),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateLs {
+    /// Hash all of each template and compare it with its digests.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateRm {
+    /// Ids, as `hotcell template ls` shows them.
+    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) ids: Vec<String>,
+    /// Remove all of them.
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]

@@ -73,7 +73,9 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
         }
         let argv = ["/bin/sh", "-c", scene.script].map(String::from).to_vec();
         let job = Job { image: "busybox".into(), name: None, policy, argv };
-        let Prepared { spec, boot, advisor, .. } = session.prepare(job)?;
+        let mut prepared = session.prepare(job)?;
+        session.attach_template(&runtime, &mut prepared);
+        let Prepared { spec, boot, advisor, .. } = prepared;
         let runtime = Runtime { advisor: Some(advisor), ..runtime.clone() };
         let begun = Instant::now();
         let io = ExecIo {

@@ -13,6 +13,7 @@ mod registry;
 mod report;
 mod run;
 mod session;
+mod template;
 mod verify;
 
 use clap::Parser;
@@ -28,6 +29,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
     match cli.command {
         args::Command::Run(args) => run::run(args),
         args::Command::Image(command) => image::image(command),
+        args::Command::Template(command) => template::template(command),
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),
         args::Command::Report(args) => report::report(&args.bundle, args.out.as_deref()),

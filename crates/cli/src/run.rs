@@ -36,7 +36,11 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
     let mut runtime = session.runtime(args.accel.into(), args.jail.into(), args.out)?;
     let job = Job { image: args.image, name: args.name, policy, argv: args.argv };
-    let Prepared { spec, boot, advisor, user } = session.prepare(job)?;
+    let mut prepared = session.prepare(job)?;
+    if !args.cold {
+        session.attach_template(&runtime, &mut prepared);
+    }
+    let Prepared { spec, boot, advisor, user } = prepared;
     runtime.advisor = Some(advisor);
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|error| Fatal::failed(format!("can't handle signals: {error}")))?;

@@ -9,7 +9,7 @@ use hotcell_image::{Guest, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
-use hotcell_vm::{AccelChoice, Acceleration, JailChoice, QemuBackend, Registry};
+use hotcell_vm::{AccelChoice, Acceleration, FileDigests, JailChoice, QemuBackend, Registry, TemplateStore};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,9 @@ impl Session {
         };
         Ok(Runtime {
             registry,
-            backend: Arc::new(QemuBackend::new(program, jail).map_err(Fatal::failed)?),
+            backend: Arc::new(
+                QemuBackend::new(program, jail).map_err(Fatal::failed)?.remembering(self.digests()),
+            ),
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
             cache: self.home.cache().to_owned(),
@@ -83,6 +85,24 @@ impl Session {
             patience: Patience::default(),
             advisor: None,
         })
+    }
+
+    /// Lets the run go on from its template, which is made where there is none. Where none can be made the machine
+    /// boots from scratch: that takes longer and isolates no less.
+    pub(crate) fn attach_template(&self, runtime: &Runtime, prepared: &mut Prepared) {
+        let mut say = |text: &str| eprintln!("hotcell: {text}");
+        match runtime.template(&self.templates(), &prepared.spec, &prepared.boot, &mut say) {
+            Ok(template) => prepared.boot.template = template,
+            Err(error) => say(&format!("{error}. This run boots from scratch")),
+        }
+    }
+
+    pub(crate) fn templates(&self) -> TemplateStore {
+        TemplateStore::in_cache(self.home.cache())
+    }
+
+    fn digests(&self) -> FileDigests {
+        FileDigests::remembered_in(&self.home.cache().join("digests"))
     }
 
     /// Measures the image and seals the spec; nothing exists yet.
@@ -98,8 +118,8 @@ impl Session {
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
         let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;
-        let mut boot =
-            MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).map_err(Fatal::failed)?;
+        let mut boot = MeasuredBoot::remembering(&self.digests(), &kernel.vmlinuz(), &initramfs, &image.root)
+            .map_err(Fatal::failed)?;
         if boot.root.digest != image.digest {
             let why = "its digest is not the one that was recorded when it was built";
             return Err(Fatal::failed(format!(

@@ -9,10 +9,10 @@ use crate::limits::{LEAST_MEMORY_BYTES, RESERVE_BYTES};
 use crate::start::Ground;
 use crate::view;
 use hotcell_sys::guest::{ForkPlan, LockedPage, Namespaces, credit_entropy, exit_now, fork};
-use hotcell_wire::{Configure, NONCE_MARK};
+use hotcell_wire::{Clock, Configure, NONCE_MARK};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use rustix::time::{ClockId, Timespec, clock_settime};
+use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 
@@ -31,7 +31,7 @@ pub(crate) fn apply(
 ) -> Result<Configured, Failure> {
     let random = File::open("/dev/urandom").doing(|| "open /dev/urandom".into())?;
     credit_entropy(&random, &configure.entropy).doing(|| "credit entropy".into())?;
-    set_clock(configure.wall_clock_ns.get())?;
+    set_wall_clock(configure.wall_clock_ns.get())?;
     view::resize_tmp(configure.tmp_bytes.get())?;
     workload.limit(configure.pids.get(), memory(configure.memory_bytes.get())?)?;
     if configure.workspace_exec != 0 {
@@ -42,7 +42,19 @@ pub(crate) fn apply(
     Ok(Configured { _nonce: nonce })
 }
 
-fn set_clock(ns: u64) -> Result<(), Failure> {
+/// Sets the clock by a moment that this guest told the host of, whatever time has passed since.
+pub(crate) fn set_clock(clock: &Clock) -> Result<(), Failure> {
+    let since = uptime_ns().saturating_sub(clock.uptime_ns.get());
+    set_wall_clock(clock.wall_clock_ns.get().saturating_add(since))
+}
+
+/// Time since boot, nanoseconds; a clone's goes on from its template's.
+pub(crate) fn uptime_ns() -> u64 {
+    let uptime = clock_gettime(ClockId::Boottime);
+    (uptime.tv_sec as u64).saturating_mul(1_000_000_000) + uptime.tv_nsec as u64
+}
+
+fn set_wall_clock(ns: u64) -> Result<(), Failure> {
     const SECOND: u64 = 1_000_000_000;
     let time = Timespec { tv_sec: (ns / SECOND) as i64, tv_nsec: (ns % SECOND) as i64 };
     clock_settime(ClockId::Realtime, time).doing(|| "set the clock".into())

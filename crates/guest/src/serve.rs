@@ -31,7 +31,6 @@ use hotcell_wire::{
 use rustix::fs::{Mode, OFlags, open, syncfs};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -228,6 +227,7 @@ impl Init {
             HostFrame::Reply(reply) => {
                 self.requests.reply(id, &reply, &mut self.channel, Instant::now());
             }
+            HostFrame::Clock(clock) => configure::set_clock(clock)?,
             HostFrame::Quiesce => self.quiesce()?,
             HostFrame::ExecAllow(digests) => self.gate.allow(digests)?,
             HostFrame::ExecEnforce { workspace } => self.gate.enforce(workspace)?,
@@ -243,10 +243,9 @@ impl Init {
         }
         self.configured = Some(configure::apply(configure, &self.workload, &self.ground)?);
         let uname = rustix::system::uname();
-        let uptime = clock_gettime(ClockId::Boottime);
         let ready = Ready {
             kernel_release: uname.release().to_str().unwrap_or("unknown"),
-            uptime_ns: (uptime.tv_sec as u64).saturating_mul(1_000_000_000) + uptime.tv_nsec as u64,
+            uptime_ns: configure::uptime_ns(),
         };
         self.channel.send(0, &GuestFrame::Ready(ready));
         Ok(())

@@ -10,12 +10,13 @@ use crate::stream::Sinks;
 use crossbeam_channel::{Receiver, Sender, select};
 use hotcell_ledger::Digest;
 use hotcell_wire::{
-    Configure, Decision, EXEC_ALLOW_FRAME, ExecBegin, ExecEnded, ExecRule, FrameReader, GuestFrame,
+    Clock, Configure, Decision, EXEC_ALLOW_FRAME, ExecBegin, ExecEnded, ExecRule, FrameReader, GuestFrame,
     HostFrame, MAX_PAYLOAD, MAX_RESOURCE, Reply, Stream,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes read from the channel at once.
 const READ_CHUNK: usize = 64 * 1024;
@@ -23,8 +24,8 @@ const READ_CHUNK: usize = 64 * 1024;
 /// What the driver hears from the channel.
 #[derive(Debug)]
 pub(crate) enum FromGuest {
-    /// The init is up.
-    Ready { kernel_release: String },
+    /// The init is up; it was at `uptime_ns` of its own clock when it said so, and was heard at `heard`.
+    Ready { kernel_release: String, uptime_ns: u64, heard: Instant },
     /// An exec ended, and all its output is with its sinks.
     Ended { exec: u32, ended: ExecEnded },
     /// More stdin may be sent.
@@ -56,6 +57,7 @@ pub(crate) enum Lost {
 #[derive(Debug)]
 pub(crate) enum ToGuest {
     Configure(Box<Configure>),
+    Clock(Clock),
     ExecBegin(u32, ExecBegin),
     /// Texts of any length; cut into frames here.
     ExecText(u32, Vec<u8>),
@@ -116,7 +118,11 @@ fn route(id: u32, frame: GuestFrame<'_>, sinks: &Sinks) -> Result<Option<FromGue
             sinks.end(id)?;
             FromGuest::Ended { exec: id, ended: *ended }
         }
-        GuestFrame::Ready(ready) => FromGuest::Ready { kernel_release: ready.kernel_release.to_owned() },
+        GuestFrame::Ready(ready) => FromGuest::Ready {
+            kernel_release: ready.kernel_release.to_owned(),
+            uptime_ns: ready.uptime_ns,
+            heard: Instant::now(),
+        },
         GuestFrame::StdinCredit(bytes) => FromGuest::StdinCredit { exec: id, bytes },
         GuestFrame::StdinClosed => FromGuest::StdinClosed { exec: id },
         GuestFrame::Request(request) => FromGuest::Request {
@@ -214,6 +220,7 @@ fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
     };
     match message {
         ToGuest::Configure(configure) => put(0, HostFrame::Configure(configure)),
+        ToGuest::Clock(clock) => put(0, HostFrame::Clock(clock)),
         ToGuest::ExecBegin(id, begin) => put(*id, HostFrame::ExecBegin(begin)),
         ToGuest::ExecText(id, text) => {
             for part in text.chunks(MAX_PAYLOAD) {

@@ -23,7 +23,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode, ViolationKind};
 use hotcell_ledger::{ActorId, Capability};
 use hotcell_policy::WorkspaceExec;
-use hotcell_wire::{Configure, ExecEnded, MAX_EXECS};
+use hotcell_wire::{Clock, Configure, ExecEnded, MAX_EXECS};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -498,7 +498,10 @@ impl Driver<'_> {
             return self.misbehaved("it speaks before it is ready");
         }
         match message {
-            FromGuest::Ready { kernel_release } if self.state == State::Booting => {
+            FromGuest::Ready { kernel_release, uptime_ns, heard } if self.state == State::Booting => {
+                let since_ns = heard.elapsed().as_nanos() as u64;
+                let wall_clock_ns = self.run.recorder.now_ns().saturating_sub(since_ns).into();
+                self.send(ToGuest::Clock(Clock { uptime_ns: uptime_ns.into(), wall_clock_ns }));
                 let boot_ms = self.run.started.elapsed().as_millis() as u64;
                 self.run.timings.insert("ready", boot_ms);
                 self.run.recorder.host(&HostFact::Ready { boot_ms, kernel_release })?;

@@ -17,8 +17,8 @@ use hotcell_decide::{Authorizer, Check, HostFact, Judge, LayerState, Verdict, Ve
 use hotcell_ledger::{Cadence, Digest, LedgerWriter, NfcString, Payload, bundle};
 use hotcell_policy::{BinaryPolicy, EnvironmentBaseline, Manifest, SealedSpec};
 use hotcell_vm::{
-    BootInput, Captured, LiveVm, Registration, StartFailed, TeardownFailed, TeardownReport, VmPlan, VmmFacts,
-    Workspace,
+    BootInput, Captured, DiskError, FileDigests, LiveVm, Registration, StartFailed, TeardownFailed,
+    TeardownReport, Template, VmPlan, VmmFacts, Workspace,
 };
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,6 +36,9 @@ pub struct MeasuredBoot {
     pub initramfs: BootInput,
     /// Root image.
     pub root: BootInput,
+    /// The template that the machine goes on from, as [`Runtime::template`](crate::Runtime::template) gives it;
+    /// without one it boots from scratch.
+    pub template: Option<Template>,
     /// What the root image holds, where its builder says; it gives the environment
     /// baseline and the binary allowlist, whose digests the spec names.
     pub contents: Option<Manifest>,
@@ -57,16 +60,51 @@ impl MeasuredBoot {
     /// # Errors
     /// A file can't be read.
     pub fn open(kernel: &Path, initramfs: &Path, root: &Path) -> Result<MeasuredBoot, MeasureError> {
-        let measure = |path: &Path| {
-            let input = File::open(path).and_then(|file| {
-                let bytes = file.metadata()?.len();
-                let digest = Digest::of_reader(&file)?;
-                Ok(BootInput { file, digest, bytes })
-            });
-            input.map_err(|source| MeasureError { path: path.to_owned(), source })
-        };
+        MeasuredBoot::remembering(&FileDigests::default(), kernel, initramfs, root)
+    }
+
+    /// Opens, and hashes what was not hashed before.
+    ///
+    /// # Errors
+    /// A file can't be read.
+    pub fn remembering(
+        digests: &FileDigests,
+        kernel: &Path,
+        initramfs: &Path,
+        root: &Path,
+    ) -> Result<MeasuredBoot, MeasureError> {
+        let measure =
+            |path: &Path| digests.open(path).map_err(|source| MeasureError { path: path.to_owned(), source });
         let (kernel, initramfs) = (measure(kernel)?, measure(initramfs)?);
-        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, contents: None })
+        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, template: None, contents: None })
+    }
+
+    /// The machine of this spec, from these files.
+    pub(crate) fn plan(self, runtime: &Runtime, spec: &SealedSpec) -> Result<VmPlan, DiskError> {
+        let limits = spec.limits();
+        Ok(VmPlan {
+            run_id: spec.run_id().into(),
+            kernel: self.kernel,
+            initramfs: self.initramfs,
+            root: self.root,
+            workspace: Workspace::blank(&runtime.cache, limits.disk_mib)?,
+            vcpus: limits.vcpus,
+            memory_mib: limits.memory_mib,
+            acceleration: runtime.acceleration.clone(),
+            kernel_args: spec.kernel_args().to_vec(),
+            template: self.template,
+        })
+    }
+
+    /// The same open files, without a template and without contents.
+    pub(crate) fn try_clone(&self) -> io::Result<MeasuredBoot> {
+        Ok(MeasuredBoot {
+            kernel: self.kernel.try_clone()?,
+            initramfs: self.initramfs.try_clone()?,
+            root: self.root.try_clone()?,
+            template: None,
+            contents: None,
+        })
     }
 }
 
@@ -265,6 +303,9 @@ impl Registered {
             let fact = HostFact::Measured { what: what.into(), digest: input.digest, bytes: input.bytes };
             recorder.host(&fact)?;
         }
+        for (what, digest, bytes) in boot.template.iter().flat_map(Template::parts) {
+            recorder.host(&HostFact::Measured { what: what.into(), digest, bytes })?;
+        }
         let proven = match Judge::prove(spec) {
             Ok(rules) => HostFact::SwitchProven { rules: rules as u64 },
             Err(unproven) => HostFact::fault("kill switch", &unproven),
@@ -300,24 +341,12 @@ impl Measured {
             return Err(Box::new(registered.never_started(unproven)));
         }
         let Registered { runtime, spec, boot, environment, registration, mut recorder } = registered;
-        let contents = boot.contents;
+        let mut boot = boot;
+        let contents = boot.contents.take();
+        let template = boot.template.as_ref().map(Template::id);
         let authorizer = environment.binaries.map(Authorizer::new);
-        let limits = spec.limits();
         let started = Instant::now();
-        let begun = guarded(|| {
-            let workspace = Workspace::blank(&runtime.cache, limits.disk_mib)?;
-            Ok::<_, hotcell_vm::DiskError>(VmPlan {
-                run_id: spec.run_id().into(),
-                kernel: boot.kernel,
-                initramfs: boot.initramfs,
-                root: boot.root,
-                workspace,
-                vcpus: limits.vcpus,
-                memory_mib: limits.memory_mib,
-                acceleration: runtime.acceleration.clone(),
-                kernel_args: spec.kernel_args().to_vec(),
-            })
-        });
+        let begun = guarded(|| boot.plan(&runtime, &spec));
         let started_vm = match begun {
             Ok(plan) => match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan))) {
                 Ok(started) => started.map_err(|failed| (Broken::Known(failed.error.to_string()), failed)),
@@ -358,7 +387,7 @@ impl Measured {
             }
         };
         let timings = Timings::from([("vmm_start", started.elapsed().as_millis() as u64)]);
-        let recorded = guarded(|| record_machine(&mut recorder, vm.facts()));
+        let recorded = guarded(|| record_machine(&mut recorder, vm.facts(), template));
         let booted = Booted { runtime, spec, recorder, contents, authorizer, vm, started, timings };
         match recorded {
             Ok(()) => Ok(booted),
@@ -374,12 +403,18 @@ impl Measured {
     }
 }
 
-fn record_machine(recorder: &mut Recorder, facts: &VmmFacts) -> Result<(), RecordError> {
+fn record_machine(
+    recorder: &mut Recorder,
+    facts: &VmmFacts,
+    template: Option<Digest>,
+) -> Result<(), RecordError> {
+    let start = template.map_or_else(|| "cold".to_owned(), |id| format!("clone of template {id}"));
     recorder.vm_spawned(facts.executable, &facts.argv)?;
     let mut details = BTreeMap::from([
         ("accel_why".to_owned(), facts.acceleration.why.clone()),
         ("devices".to_owned(), facts.devices.join(" ")),
         ("root_read_only".to_owned(), facts.root_read_only.to_string()),
+        ("start".to_owned(), start),
         ("unexpected_devices".to_owned(), facts.unexpected_devices.join(" ")),
         ("version".to_owned(), facts.version.clone()),
         ("vmm_pid".to_owned(), facts.process.pid.to_string()),

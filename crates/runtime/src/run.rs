@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 use hotcell_decide::Verdict;
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::SealedSpec;
-use hotcell_vm::{Acceleration, Registry, VmBackend};
+use hotcell_vm::{Acceleration, Registry, StartError, Template, TemplateError, TemplateStore, VmBackend};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -88,6 +88,26 @@ impl Runtime {
     /// The host's clock.
     pub fn host_clock() -> Arc<dyn Clock> {
         Arc::new(HostClock::new())
+    }
+
+    /// The template that runs of this spec and these files go on from, made where there is none (`say` is told);
+    /// `None` where the backend has no templates. For [`MeasuredBoot::template`].
+    ///
+    /// # Errors
+    /// None can be made. A run can still boot from scratch.
+    pub fn template(
+        &self,
+        store: &TemplateStore,
+        spec: &SealedSpec,
+        boot: &MeasuredBoot,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Option<Template>, TemplateError> {
+        let plan = boot
+            .try_clone()
+            .map_err(|error| error.to_string())
+            .and_then(|boot| boot.plan(self, spec).map_err(|error| error.to_string()))
+            .map_err(|why| TemplateError::Start(StartError::NotBegun(why)))?;
+        self.backend.template(store, &self.registry, &plan, say)
     }
 
     /// Starts a run on a thread of its own and returns at once; calls of

@@ -11,8 +11,9 @@ use crate::console::Captured;
 use crate::disk::{DiskError, Workspace};
 use crate::jail::Jail;
 use crate::process::ProcessId;
-use crate::registry::{Registration, RegistryError};
+use crate::registry::{Registration, Registry, RegistryError};
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
+use crate::template::{Template, TemplateError, TemplateStore};
 use hotcell_ledger::Digest;
 use std::fs::File;
 use std::io;
@@ -53,6 +54,36 @@ pub struct VmPlan {
     pub acceleration: Acceleration,
     /// Words appended to the kernel command line.
     pub kernel_args: Vec<String>,
+    /// The template that the machine goes on from; without one it boots from scratch.
+    pub template: Option<Template>,
+}
+
+impl BootInput {
+    /// The same open file.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn try_clone(&self) -> io::Result<BootInput> {
+        Ok(BootInput { file: self.file.try_clone()?, digest: self.digest, bytes: self.bytes })
+    }
+}
+
+impl VmPlan {
+    /// The same plan over the same open files, without its template.
+    pub(crate) fn try_clone(&self) -> io::Result<VmPlan> {
+        Ok(VmPlan {
+            run_id: self.run_id.clone(),
+            kernel: self.kernel.try_clone()?,
+            initramfs: self.initramfs.try_clone()?,
+            root: self.root.try_clone()?,
+            workspace: self.workspace.clone(),
+            vcpus: self.vcpus,
+            memory_mib: self.memory_mib,
+            acceleration: self.acceleration.clone(),
+            kernel_args: self.kernel_args.clone(),
+            template: None,
+        })
+    }
 }
 
 /// What the host saw of the VMM after it had started it.
@@ -84,6 +115,23 @@ pub struct VmmFacts {
 pub trait VmBackend: Send + Sync {
     /// `qemu`, `kata`, `fake`.
     fn name(&self) -> &'static str;
+
+    /// The template of such a machine, made if there is none that can be used; `None`
+    /// where this backend has no templates. `say` is told that one is made, which takes as long as a boot.
+    /// The machine that is saved dies with the calling thread.
+    ///
+    /// # Errors
+    /// There is none and none can be made. A machine can still boot from scratch.
+    fn template(
+        &self,
+        store: &TemplateStore,
+        registry: &Registry,
+        plan: &VmPlan,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Option<Template>, TemplateError> {
+        let _ = (store, registry, plan, say);
+        Ok(None)
+    }
 
     /// Starts one machine. The caller must go on living on the thread that
     /// calls: the machine dies with it.

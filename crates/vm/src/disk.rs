@@ -5,7 +5,7 @@
 
 use rustix::fs::{SeekFrom, ftruncate, seek};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,6 +19,7 @@ const COPY_CHUNK: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Workspace {
     blank: PathBuf,
+    mib: u32,
 }
 
 /// Why there is no workspace disk.
@@ -55,7 +56,12 @@ impl Workspace {
             }
             made?;
         }
-        Ok(Workspace { blank })
+        Ok(Workspace { blank, mib })
+    }
+
+    /// Its size in MiB.
+    pub fn mib(&self) -> u32 {
+        self.mib
     }
 
     /// Writes a copy to `path`, which must not exist.
@@ -63,7 +69,7 @@ impl Workspace {
     /// # Errors
     /// The disk refuses.
     pub fn copy_to(&self, path: &Path) -> Result<File, DiskError> {
-        sparse_copy(&self.blank, path).map_err(disk_error(path))
+        File::open(&self.blank).and_then(|blank| sparse_copy(&blank, path)).map_err(disk_error(path))
     }
 }
 
@@ -92,21 +98,19 @@ fn format(path: &Path, mib: u32) -> Result<(), DiskError> {
 }
 
 /// Copies only what is not a hole.
-fn sparse_copy(from: &Path, to: &Path) -> io::Result<File> {
-    let mut source = File::open(from)?;
+pub(crate) fn sparse_copy(source: &File, to: &Path) -> io::Result<File> {
     let target = OpenOptions::new().create_new(true).read(true).write(true).mode(0o600).open(to)?;
     let length = source.metadata()?.len();
     ftruncate(&target, length)?;
     let mut chunk = vec![0; COPY_CHUNK];
     let mut at = 0;
-    while let Ok(data) = seek(&source, SeekFrom::Data(at)) {
-        let end = seek(&source, SeekFrom::Hole(data))?;
-        seek(&source, SeekFrom::Start(data))?;
+    while let Ok(data) = seek(source, SeekFrom::Data(at)) {
+        let end = seek(source, SeekFrom::Hole(data))?;
         let mut offset = data;
         while offset < end {
             let want = usize::try_from(end - offset).unwrap_or(COPY_CHUNK).min(COPY_CHUNK);
             let Some(part) = chunk.get_mut(..want) else { break };
-            source.read_exact(part)?;
+            source.read_exact_at(part, offset)?;
             target.write_all_at(part, offset)?;
             offset += want as u64;
         }

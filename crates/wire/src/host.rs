@@ -16,7 +16,7 @@ pub struct Configure {
     pub nonce: [u8; 32],
     /// Entropy for the guest kernel's generator.
     pub entropy: [u8; 64],
-    /// Wall clock at sending, nanoseconds since 1970.
+    /// Wall clock at sending, nanoseconds since 1970: right enough to begin with; [`Clock`] sets it.
     pub wall_clock_ns: U64,
     /// Size of `/tmp` in bytes.
     pub tmp_bytes: U64,
@@ -28,6 +28,17 @@ pub struct Configure {
     pub workspace_exec: u8,
     /// Zero.
     pub reserved: [u8; 7],
+}
+
+/// What the time is: at `uptime_ns` of the guest's own clock since boot, which it told in its `Ready`, it was
+/// `wall_clock_ns`. So the way of this frame costs nothing; the way of `Ready` to the host is the error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Clock {
+    /// The guest's time since boot, nanoseconds.
+    pub uptime_ns: U64,
+    /// The host's wall clock at that moment, nanoseconds since 1970.
+    pub wall_clock_ns: U64,
 }
 
 /// What runs.
@@ -132,6 +143,8 @@ pub enum HostFrame<'a> {
         /// Files on `/workspace` are executed whatever their digest, and each is told.
         workspace: bool,
     },
+    /// 0x10: set the clock; once, after `Ready` and before the first exec
+    Clock(&'a Clock),
 }
 
 impl<'a> HostFrame<'a> {
@@ -182,6 +195,7 @@ impl<'a> HostFrame<'a> {
                 [_] => Err(Reject::Value { kind, field: "workspace" }),
                 _ => Err(shape),
             },
+            0x10 => Clock::ref_from_bytes(payload).map(HostFrame::Clock).map_err(|_| shape),
             other => Err(Reject::Kind(other)),
         }
     }
@@ -204,6 +218,7 @@ impl<'a> HostFrame<'a> {
             HostFrame::Quiesce => put(0x0B, &[]),
             HostFrame::Ping(nonce) => put(0x0C, &[*nonce]),
             HostFrame::ExecAllow(digests) => put(0x0D, &[digests.as_flattened()]),
+            HostFrame::Clock(clock) => put(0x10, &[clock.as_bytes()]),
             HostFrame::ExecEnforce { workspace } => put(0x0E, &[&[u8::from(*workspace)]]),
         }
     }

@@ -33,7 +33,7 @@ pub use frame::{FrameHeader, FrameReader, HEADER_LEN, MAX_PAYLOAD, Reject, VERSI
 pub use guest::{
     Claim, ClaimKind, ExecDecision, ExecEnd, ExecEnded, ExecRule, GuestFrame, Ready, Request, Stage,
 };
-pub use host::{Configure, Decision, ExecBegin, HostFrame, Program, Reply};
+pub use host::{Clock, Configure, Decision, ExecBegin, HostFrame, Program, Reply};
 pub use text::{ExecText, ExecTextError, FieldTag, MAX_EXEC_TEXT};
 
 /// Which output of an exec.

@@ -24,6 +24,10 @@ fn host_frames() -> Vec<HostFrame<'static>> {
         gid: zerocopy::byteorder::little_endian::U32::new(1000),
         text_len: zerocopy::byteorder::little_endian::U32::new(77),
     };
+    static CLOCK: Clock = Clock {
+        uptime_ns: zerocopy::byteorder::little_endian::U64::new(5),
+        wall_clock_ns: zerocopy::byteorder::little_endian::U64::new(6),
+    };
     vec![
         HostFrame::Configure(&CONFIGURE),
         HostFrame::ExecBegin(&BEGIN),
@@ -39,6 +43,7 @@ fn host_frames() -> Vec<HostFrame<'static>> {
         HostFrame::Ping(&[3; 32]),
         HostFrame::ExecAllow(&[[1; 32], [2; 32]]),
         HostFrame::ExecEnforce { workspace: true },
+        HostFrame::Clock(&CLOCK),
     ]
 }
 

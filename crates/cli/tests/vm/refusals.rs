@@ -196,7 +196,7 @@ fn failed_start(main: &str, word: &str, patience: Duration) {
 
 fn failed_start_of(program: &Path, word: &str, patience: Duration) {
     let begun = Instant::now();
-    let outcome = Job::new(["true"]).env("HOTCELL_QEMU", program).run();
+    let outcome = Job::new(["true"]).flags(["--cold"]).env("HOTCELL_QEMU", program).run();
     assert_eq!(outcome.code, Some(125), "{outcome:?}");
     assert_eq!(outcome.verdict(), "FAILED");
     assert!(outcome.err().contains(word), "{outcome:?}");

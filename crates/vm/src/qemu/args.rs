@@ -9,11 +9,30 @@ pub(super) const CHANNEL_NAME: &str = "org.hotcell.channel";
 /// Every VMM of ours has this in its `-name`: the reaper's marker.
 pub(crate) const NAME_PREFIX: &str = "hotcell-";
 
+/// The port's name in QEMU: events of it name it.
+pub(super) const CHANNEL_ID: &str = "channel";
+/// What a clone opens as its memory. There is no such file: it is given the template's, by
+/// [`Gift`](hotcell_sys::host::Gift).
+pub(super) const CLONED_MEMORY: &std::ffi::CStr = c"/hotcell/template-ram";
+
+/// Where the machine's first instruction comes from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// A kernel boots.
+    Boot {
+        kernel: RawFd,
+        initramfs: RawFd,
+        tsc_khz: Option<u32>,
+        /// Its memory is shared, so that it can be saved without it.
+        to_be_saved: bool,
+    },
+    /// It goes on where the template was saved. It needs no kernel: that is in its memory.
+    Clone,
+}
+
 /// Descriptor numbers that the VMM inherits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Descriptors {
-    pub(super) kernel: RawFd,
-    pub(super) initramfs: RawFd,
     pub(super) root: RawFd,
     pub(super) workspace: RawFd,
     pub(super) channel: RawFd,
@@ -22,19 +41,32 @@ pub(super) struct Descriptors {
 
 /// The machine without a network: `-nodefaults` and `-no-user-config` leave only
 /// what is named here.
-pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -> Vec<String> {
+pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, origin: Origin) -> Vec<String> {
     let mut args: Vec<String> = Vec::new();
     let mut put = |words: &[&str]| args.extend(words.iter().map(|&word| word.to_owned()));
     // Stopped until it was looked at: nothing of the guest runs in a machine that is refused.
     put(&["-S"]);
     put(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-    put(&["-name", &format!("{NAME_PREFIX}{}", plan.run_id)]);
+    put(&["-name", &name(&plan.run_id)]);
     let accel = plan.acceleration.accel;
     // Without a PIT: a microvm under TCG has no second clock that the guest could
     // calibrate by, tries the PIT, fails on a busy host and hangs. The counter's
     // rate is given instead (below).
     let timers = if accel == Accel::Tcg { ",pit=off,pic=off" } else { "" };
-    put(&["-M", &format!("microvm,x-option-roms=off,isa-serial=on,rtc=on,acpi=on{timers}")]);
+    // Pages are not merged with other machines': who merges can be timed.
+    let memory = "memory-backend=ram,mem-merge=off,dump-guest-core=off";
+    put(&["-M", &format!("microvm,x-option-roms=off,isa-serial=on,rtc=on,acpi=on,{memory}{timers}")]);
+    let mib = plan.memory_mib;
+    put(&["-object"]);
+    match origin {
+        Origin::Boot { to_be_saved: false, .. } => put(&[&format!("memory-backend-ram,id=ram,size={mib}M")]),
+        Origin::Boot { .. } => put(&[&format!("memory-backend-memfd,id=ram,size={mib}M,share=on")]),
+        Origin::Clone => {
+            let path = CLONED_MEMORY.to_string_lossy();
+            put(&[&format!("memory-backend-file,id=ram,size={mib}M,share=off,mem-path={path}")]);
+            put(&["-incoming", "defer"]);
+        }
+    }
     match accel {
         Accel::Kvm => put(&["-accel", "kvm", "-cpu", "host"]),
         // The translator executes `rep movsb` byte by byte, and with "enhanced rep movsb" the guest's kernel and libc
@@ -43,9 +75,11 @@ pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -
     }
     put(&["-m", &plan.memory_mib.to_string(), "-smp", &plan.vcpus.to_string()]);
     put(&["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
-    put(&["-kernel", &format!("/proc/self/fd/{}", fds.kernel)]);
-    put(&["-initrd", &format!("/proc/self/fd/{}", fds.initramfs)]);
-    put(&["-append", &kernel_command_line(plan, tsc_khz)]);
+    if let Origin::Boot { kernel, initramfs, tsc_khz, .. } = origin {
+        put(&["-kernel", &format!("/proc/self/fd/{kernel}")]);
+        put(&["-initrd", &format!("/proc/self/fd/{initramfs}")]);
+        put(&["-append", &kernel_command_line(plan, tsc_khz)]);
+    }
     put(&["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"]);
     for (set, name, fd, options) in [
         (1, "root", fds.root, "read-only=on"),
@@ -61,10 +95,15 @@ pub(super) fn arguments(plan: &VmPlan, fds: Descriptors, tsc_khz: Option<u32>) -
     }
     put(&["-chardev", &format!("socket,id=channel,fd={}", fds.channel)]);
     put(&["-device", "virtio-serial-device,max_ports=2"]);
-    put(&["-device", &format!("virtserialport,chardev=channel,nr=1,name={CHANNEL_NAME}")]);
+    put(&["-device", &format!("virtserialport,id={CHANNEL_ID},chardev=channel,nr=1,name={CHANNEL_NAME}")]);
     put(&["-chardev", &format!("socket,id=qmp,fd={}", fds.qmp)]);
     put(&["-mon", "chardev=qmp,mode=control"]);
     args
+}
+
+/// The machine's name, by which the reaper knows it.
+pub(super) fn name(run_id: &str) -> String {
+    format!("{NAME_PREFIX}{run_id}")
 }
 
 fn kernel_command_line(plan: &VmPlan, tsc_khz: Option<u32>) -> String {

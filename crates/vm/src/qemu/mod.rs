@@ -9,6 +9,8 @@
 
 mod args;
 mod qmp;
+mod saved;
+mod template;
 
 pub(crate) use args::NAME_PREFIX;
 pub use qmp::QmpError;
@@ -16,12 +18,14 @@ pub use qmp::QmpError;
 use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
 use crate::console::{Captured, Console};
 use crate::jail::{HostJail, Jail, JailChoice, JailRefused, RunCgroups};
+use crate::measured::FileDigests;
 use crate::process::ProcessId;
-use crate::registry::Registration;
+use crate::registry::{Registration, Registry};
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
-use args::Descriptors;
+use crate::template::{Template, TemplateError, TemplateStore};
+use args::{Descriptors, Origin};
 use hotcell_ledger::Digest;
-use hotcell_sys::host::{self, JailedChild, OpenService, spawn_jailed};
+use hotcell_sys::host::{self, Gift, JailedChild, OpenService, spawn_jailed};
 use qmp::Qmp;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Signal, pidfd_send_signal};
@@ -52,6 +56,7 @@ const LAST_WORDS_DEADLINE: Duration = Duration::from_millis(500);
 pub struct QemuBackend {
     program: PathBuf,
     jail: HostJail,
+    digests: FileDigests,
 }
 
 impl QemuBackend {
@@ -62,7 +67,18 @@ impl QemuBackend {
     /// The whole jail is required and the host can't give it.
     pub fn new(program: PathBuf, choice: JailChoice) -> Result<QemuBackend, JailRefused> {
         let jail = HostJail::try_out(&program).accept(choice)?;
-        Ok(QemuBackend { program, jail })
+        Ok(QemuBackend { program, jail, digests: FileDigests::default() })
+    }
+
+    /// Takes the VMM's digest from memory where its file is the same.
+    #[must_use]
+    pub fn remembering(self, digests: FileDigests) -> QemuBackend {
+        QemuBackend { digests, ..self }
+    }
+
+    /// Digest of the VMM's executable; zero where it can't be read.
+    fn executable(&self) -> Digest {
+        self.digests.open(&self.program).map_or(Digest::ZERO, |input| input.digest)
     }
 
     /// What this host gives for a jail.
@@ -76,10 +92,37 @@ impl VmBackend for QemuBackend {
         "qemu"
     }
 
-    fn start(&self, mut registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed> {
+    fn template(
+        &self,
+        store: &TemplateStore,
+        registry: &Registry,
+        plan: &VmPlan,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Option<Template>, TemplateError> {
+        if let Some(found) = store.find(&self.inputs(plan)) {
+            return Ok(Some(found));
+        }
+        self.make_template(store, registry, plan, say).map(Some)
+    }
+
+    fn start(&self, registration: Registration, plan: VmPlan) -> Result<Box<dyn LiveVm>, StartFailed> {
+        if plan.template.as_ref().is_some_and(|template| template.id() != self.inputs(&plan).id()) {
+            return Err(StartFailed::not_begun(registration, "the template is another machine's".into()));
+        }
+        self.start_machine(registration, plan, false).map(|vm| Box::new(vm) as Box<dyn LiveVm>)
+    }
+}
+
+impl QemuBackend {
+    fn start_machine(
+        &self,
+        mut registration: Registration,
+        plan: VmPlan,
+        to_be_saved: bool,
+    ) -> Result<QemuVm, StartFailed> {
         let begun = Instant::now();
         let mut cgroups = RunCgroups::default();
-        match Parts::spawn(self, &mut registration, &mut cgroups, &plan) {
+        match Parts::spawn(self, &mut registration, &mut cgroups, &plan, to_be_saved) {
             Err(error) => {
                 let mut checks = vec![Check::never_started()];
                 checks.extend(cgroups.remove());
@@ -103,6 +146,7 @@ struct Parts {
     channel: UnixStream,
     qmp: UnixStream,
     program: PathBuf,
+    executable: Digest,
     argv: Vec<String>,
     jail: HostJail,
 }
@@ -113,12 +157,16 @@ impl Parts {
         registration: &mut Registration,
         cgroups: &mut RunCgroups,
         plan: &VmPlan,
+        to_be_saved: bool,
     ) -> Result<Parts, StartError> {
         let program = backend.program.as_path();
         let dir = registration.dir().to_owned();
         let io_error = |doing| move |source: io::Error| StartError::Io { doing, source };
         let overlay = dir.join("workspace.img");
-        let workspace = plan.workspace.copy_to(&overlay)?;
+        let workspace = match &plan.template {
+            Some(template) => template.copy_disk(&overlay).map_err(io_error("copy the template's disk"))?,
+            None => plan.workspace.copy_to(&overlay)?,
+        };
         // Opened anew: whoever observes can't write.
         let disk = File::open(&overlay).map_err(io_error("open the workspace disk to read"))?;
         let (channel, channel_far) = UnixStream::pair().map_err(io_error("make the channel"))?;
@@ -127,19 +175,26 @@ impl Parts {
         let by_name = |name: &str, file: &File| {
             for_everybody(file, &dir.join(name)).map_err(io_error("give the VMM a file that it can open"))
         };
-        // The VMM opens kernel and initramfs anew, as a user that owns nothing.
-        let kernel = by_name("kernel", &plan.kernel.file)?;
-        let initramfs = by_name("initramfs", &plan.initramfs.file)?;
+        let mut inherit: Vec<OwnedFd> = Vec::new();
+        let origin = if plan.template.is_some() {
+            Origin::Clone
+        } else {
+            // The VMM opens kernel and initramfs anew, as a user that owns nothing.
+            let kernel = by_name("kernel", &plan.kernel.file)?;
+            let initramfs = by_name("initramfs", &plan.initramfs.file)?;
+            let (number, of_initramfs) = (kernel.as_raw_fd(), initramfs.as_raw_fd());
+            inherit.extend([kernel.into(), initramfs.into()]);
+            let tsc_khz = host::tsc_khz();
+            Origin::Boot { kernel: number, initramfs: of_initramfs, tsc_khz, to_be_saved }
+        };
         let root = given(&plan.root.file)?;
         let fds = Descriptors {
-            kernel: kernel.as_raw_fd(),
-            initramfs: initramfs.as_raw_fd(),
             root: root.as_raw_fd(),
             workspace: workspace.as_raw_fd(),
             channel: channel_far.as_raw_fd(),
             qmp: qmp_far.as_raw_fd(),
         };
-        let argv = args::arguments(plan, fds, host::tsc_khz());
+        let argv = args::arguments(plan, fds, origin);
         let mut command = Command::new(program);
         // A process group of its own: a terminal's interrupt is for Hotcell, which ends the machine itself.
         command.args(&argv).env_clear().current_dir("/").process_group(0);
@@ -147,20 +202,21 @@ impl Parts {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (mut walls, made) = backend.jail.plan(program, registration, plan)?;
         *cgroups = made;
-        walls.inherit = vec![
-            kernel.into(),
-            initramfs.into(),
-            root.into(),
-            workspace.into(),
-            channel_far.into(),
-            qmp_far.into(),
-        ];
+        inherit.extend([root.into(), workspace.into(), channel_far.into(), qmp_far.into()]);
+        walls.inherit = inherit;
+        let gift = match &plan.template {
+            Some(template) => {
+                let file = template.ram().map_err(io_error("duplicate a descriptor"))?;
+                Some(Gift { path: args::CLONED_MEMORY.into(), file })
+            }
+            None => None,
+        };
         let mut child = spawn_jailed(command, walls).map_err(|error| match error.stage {
             host::Stage::Execute => StartError::NoVmm { program: program.to_owned(), source: error.source },
             _ => StartError::Jail(error),
         })?;
         let pipes = child.stdout.take().zip(child.stderr.take());
-        let opens = child.opens.take().map(|opens| OpenService::start(opens, None)).transpose();
+        let opens = child.opens.take().map(|opens| OpenService::start(opens, gift)).transpose();
         match (ProcessId::of(child.pid), pipes, opens) {
             (Some(process), Some((stdout, stderr)), Ok(opens)) => Ok(Parts {
                 child,
@@ -172,6 +228,7 @@ impl Parts {
                 channel,
                 qmp,
                 program: program.to_owned(),
+                executable: backend.executable(),
                 argv,
                 jail: backend.jail.clone(),
             }),
@@ -188,9 +245,21 @@ impl Parts {
         mut registration: Registration,
         cgroups: RunCgroups,
         plan: VmPlan,
-    ) -> Result<Box<dyn LiveVm>, StartFailed> {
-        let Parts { child, opens, process, console, messages, disk, channel, qmp, program, argv, jail } =
-            self;
+    ) -> Result<QemuVm, StartFailed> {
+        let Parts {
+            child,
+            opens,
+            process,
+            console,
+            messages,
+            disk,
+            channel,
+            qmp,
+            program,
+            executable,
+            argv,
+            jail,
+        } = self;
         let recorded = registration.record_vmm(process.clone());
         let mut vm = QemuVm {
             vmm: Vmm { child },
@@ -203,7 +272,7 @@ impl Parts {
             qmp: None,
             facts: VmmFacts {
                 process,
-                executable: digest_of(&program),
+                executable,
                 argv: std::iter::once(program.display().to_string()).chain(argv).collect(),
                 backend: "qemu",
                 version: String::new(),
@@ -215,8 +284,9 @@ impl Parts {
             },
             registration,
         };
-        match recorded.map_err(StartError::from).and_then(|()| vm.inspect(qmp, &jail)) {
-            Ok(()) => Ok(Box::new(vm)),
+        match recorded.map_err(StartError::from).and_then(|()| vm.inspect(qmp, &jail, plan.template.as_ref()))
+        {
+            Ok(()) => Ok(vm),
             Err(error) => Err(StartFailed { error, teardown: Box::new(vm).destroy() }),
         }
     }
@@ -259,8 +329,16 @@ struct QemuVm {
 impl QemuVm {
     /// Asks the VMM what machine it made and `/proc` how it is held, and refuses
     /// what was not asked for. Only then the machine executes its first instruction.
-    fn inspect(&mut self, stream: UnixStream, jail: &HostJail) -> Result<(), StartError> {
+    fn inspect(
+        &mut self,
+        stream: UnixStream,
+        jail: &HostJail,
+        template: Option<&Template>,
+    ) -> Result<(), StartError> {
         let answer = Qmp::open(stream, CONTROL_DEADLINE).and_then(|(mut qmp, version)| {
+            if let Some(template) = template {
+                saved::restore(&mut qmp, template)?;
+            }
             let mut devices = Vec::new();
             for place in
                 ["/machine", "/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached"]
@@ -500,10 +578,6 @@ const EXPECTED_DEVICES: &[&str] = &[
 
 fn is_expected(kind: &str) -> bool {
     EXPECTED_DEVICES.contains(&kind) || kind.ends_with("-x86_64-cpu")
-}
-
-fn digest_of(program: &Path) -> Digest {
-    File::open(program).ok().and_then(|file| Digest::of_reader(file).ok()).unwrap_or(Digest::ZERO)
 }
 
 #[cfg(test)]

@@ -1,15 +1,21 @@
 //! A small client of QEMU's control protocol: one command, one answer, a deadline.
 //!
 //! QEMU runs hostile code's devices, so its answers are bounded and any oddity
-//! is an error; asynchronous events are passed over.
+//! is an error; of asynchronous events the last few are kept for whoever waits for one.
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
-use std::io::{self, Read, Write};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// Longest answer in bytes; a device list of a microvm has some 4 KiB.
 const MAX_ANSWER: usize = 1 << 20;
+/// Events that are kept. A guest can cause as many as it likes.
+const MAX_EVENTS: usize = 64;
 
 /// Why the VMM's control channel failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,13 +42,14 @@ pub enum QmpError {
 pub(crate) struct Qmp {
     stream: UnixStream,
     pending: Vec<u8>,
+    events: VecDeque<Value>,
     deadline: Duration,
 }
 
 impl Qmp {
     /// Greets; returns the VMM's version.
     pub(crate) fn open(stream: UnixStream, deadline: Duration) -> Result<(Qmp, String), QmpError> {
-        let mut qmp = Qmp { stream, pending: Vec::new(), deadline };
+        let mut qmp = Qmp { stream, pending: Vec::new(), events: VecDeque::new(), deadline };
         let greeting = qmp.line(Instant::now() + deadline)?;
         let version = &greeting["QMP"]["version"]["qemu"];
         let (Some(major), Some(minor), Some(micro)) =
@@ -56,15 +63,60 @@ impl Qmp {
 
     /// Sends one command and waits for its answer.
     pub(crate) fn call(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
-        let deadline = Instant::now() + self.deadline;
-        let mut request = serde_json::to_vec(&json!({"execute": command, "arguments": arguments}))
-            .map_err(|error| QmpError::Protocol(error.to_string()))?;
-        request.push(b'\n');
+        let request = request(command, arguments)?;
         self.stream.set_write_timeout(Some(self.deadline))?;
         self.stream.write_all(&request)?;
+        self.answer(command)
+    }
+
+    /// Gives the VMM an open file, for commands that name it.
+    pub(crate) fn give(&mut self, name: &str, file: BorrowedFd<'_>) -> Result<(), QmpError> {
+        let request = request("getfd", json!({"fdname": name}))?;
+        let files = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let sent = sendmsg(&self.stream, &[IoSlice::new(&request)], &mut control, SendFlags::NOSIGNAL)
+            .map_err(io::Error::from)?;
+        self.stream.write_all(request.get(sent..).unwrap_or_default())?;
+        self.answer("getfd").map(|_| ())
+    }
+
+    /// Waits for an event, or takes one that has come; gives its data.
+    pub(crate) fn wait_event(
+        &mut self,
+        name: &str,
+        wanted: impl Fn(&Value) -> bool,
+        deadline: Instant,
+    ) -> Result<Value, QmpError> {
+        loop {
+            if let Some(mut event) = self.events.pop_front() {
+                if event["event"] == name && wanted(&event["data"]) {
+                    return Ok(event["data"].take());
+                }
+                continue;
+            }
+            let line = self.line(deadline)?;
+            if line.get("event").is_none() {
+                return Err(QmpError::Protocol("nothing".into()));
+            }
+            self.keep(line);
+        }
+    }
+
+    fn keep(&mut self, event: Value) {
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    fn answer(&mut self, command: &str) -> Result<Value, QmpError> {
+        let deadline = Instant::now() + self.deadline;
         loop {
             let mut answer = self.line(deadline)?;
             if answer.get("event").is_some() {
+                self.keep(answer);
                 continue;
             }
             if let Some(why) = answer["error"]["desc"].as_str() {
@@ -103,6 +155,13 @@ impl Qmp {
             }
         }
     }
+}
+
+fn request(command: &str, arguments: Value) -> Result<Vec<u8>, QmpError> {
+    let mut request = serde_json::to_vec(&json!({"execute": command, "arguments": arguments}))
+        .map_err(|error| QmpError::Protocol(error.to_string()))?;
+    request.push(b'\n');
+    Ok(request)
 }
 
 #[cfg(test)]
