@@ -31,6 +31,7 @@ pub mod evidence;
 pub mod fact;
 pub mod judge;
 pub mod monitor;
+pub mod process;
 pub mod proof;
 pub mod reason;
 pub mod spawn;
@@ -44,6 +45,7 @@ pub use fact::{
 };
 pub use judge::{Judge, Ruling, Trip, TripCause};
 pub use monitor::{Judgement, Monitor, Mutation, MutationError, metadata_digest};
+pub use process::{Executable, Life, Place, Process, ProcessRules};
 pub use proof::Unproven;
 pub use reason::Reason;
 pub use spawn::{Authorizer, IssueError, SpawnAttempt, SpawnDecision, SpawnDenial, SpawnPermit, SpawnToken};

@@ -22,6 +22,8 @@
 )]
 
 pub mod disk;
+pub mod kernel;
 mod observer;
+pub mod ram;
 
 pub use observer::{Armed, MAX_LAST_SIGHTINGS, MAX_SIGHTINGS, ObserveError, Observer, Sighting, Sightings};

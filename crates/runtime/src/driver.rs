@@ -285,7 +285,7 @@ impl Driver<'_> {
     fn configure(&mut self) {
         let limits = self.run.spec.limits();
         let mut configure = Configure {
-            nonce: [0; 32],
+            nonce: self.run.nonce,
             entropy: [0; 64],
             wall_clock_ns: self.run.recorder.now_ns().into(),
             tmp_bytes: (u64::from(limits.tmp_mib) << 20).into(),
@@ -294,7 +294,6 @@ impl Driver<'_> {
             workspace_exec: u8::from(self.run.spec.policy().workspace_exec() == WorkspaceExec::Allow),
             reserved: [0; 7],
         };
-        random(&mut configure.nonce);
         random(&mut configure.entropy);
         self.send(ToGuest::Configure(Box::new(configure)));
     }
@@ -676,7 +675,7 @@ impl Driver<'_> {
 }
 
 /// Fresh random bytes of the host.
-fn random(into: &mut [u8]) {
+pub(crate) fn random(into: &mut [u8]) {
     let mut filled = 0;
     while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty()) {

@@ -8,7 +8,7 @@
 //! ledger and the decisions.
 
 use crate::bundle::{Bundle, CONSOLE, REPORT, SPEC};
-use crate::driver::{Attended, attend};
+use crate::driver::{Attended, attend, random};
 use crate::recorder::{RecordError, Recorder};
 use crate::report::{Isolation, RunReport, Teardown};
 use crate::run::{Call, Runtime};
@@ -154,6 +154,10 @@ pub(crate) struct Booted {
     pub(crate) vm: Box<dyn LiveVm>,
     pub(crate) started: Instant,
     pub(crate) timings: Timings,
+    /// The measured kernel, for whoever reads its memory.
+    pub(crate) kernel: Option<File>,
+    /// What this machine's init keeps in its memory, and no other machine's.
+    pub(crate) nonce: [u8; 32],
 }
 
 /// The run is over, the machine may still be there.
@@ -346,7 +350,11 @@ impl Measured {
         let template = boot.template.as_ref().map(Template::id);
         let authorizer = environment.binaries.map(Authorizer::new);
         let started = Instant::now();
-        let begun = guarded(|| boot.plan(&runtime, &spec));
+        let mut measured_kernel = None;
+        let begun = guarded(|| {
+            measured_kernel = Some(boot.kernel.file.try_clone().map_err(|error| error.to_string())?);
+            boot.plan(&runtime, &spec).map_err(|error| error.to_string())
+        });
         let started_vm = match begun {
             Ok(plan) => match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan))) {
                 Ok(started) => started.map_err(|failed| (Broken::Known(failed.error.to_string()), failed)),
@@ -388,7 +396,20 @@ impl Measured {
         };
         let timings = Timings::from([("vmm_start", started.elapsed().as_millis() as u64)]);
         let recorded = guarded(|| record_machine(&mut recorder, vm.facts(), template));
-        let booted = Booted { runtime, spec, recorder, contents, authorizer, vm, started, timings };
+        let mut nonce = [0; 32];
+        random(&mut nonce);
+        let booted = Booted {
+            runtime,
+            spec,
+            recorder,
+            contents,
+            authorizer,
+            vm,
+            started,
+            timings,
+            kernel: measured_kernel,
+            nonce,
+        };
         match recorded {
             Ok(()) => Ok(booted),
             Err(broken) => {

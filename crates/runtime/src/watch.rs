@@ -16,10 +16,14 @@
 use crate::disk;
 use crate::phases::Booted;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, never};
-use hotcell_decide::HostFact;
+use hotcell_decide::{HostFact, ProcessRules};
 use hotcell_observe::disk::DiskObserver;
+use hotcell_observe::ram::{RamObserver, RamPlan, Region, VmmMemory};
 use hotcell_observe::{ObserveError, Observer, Sighting, Sightings};
+use hotcell_policy::WorkspaceExec;
+use hotcell_wire::NONCE_MARK;
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::BTreeSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -34,11 +38,39 @@ const TOLD: usize = 1024;
 /// What watches this machine, in the order in which they look.
 fn observers(run: &mut Booted) -> io::Result<Vec<Box<dyn Observer>>> {
     let mut all: Vec<Box<dyn Observer>> = Vec::new();
+    if let (Some(memory), Some(kernel)) = (run.vm.memory(), run.kernel.take()) {
+        let regions = memory.regions.iter().map(|region| Region {
+            guest: region.guest,
+            host: region.host,
+            bytes: region.bytes,
+        });
+        all.push(Box::new(RamObserver::new(RamPlan {
+            source: Box::new(VmmMemory::new(memory.pid, regions.collect())),
+            kernel,
+            kernel_digest: run.spec.image().kernel.to_hex(),
+            cache: run.runtime.cache.clone(),
+            marked: [NONCE_MARK.as_slice(), &run.nonce].concat(),
+            rules: process_rules(run),
+        })));
+    }
     if let Some(disk) = run.vm.disk()? {
         let explain = disk::explain(run.spec.policy().capabilities(), run.recorder.copied());
         all.push(Box::new(DiskObserver::new(disk, explain)));
     }
     Ok(all)
+}
+
+/// Which processes this run may have.
+fn process_rules(run: &Booted) -> ProcessRules {
+    let approved = run.contents.as_ref().map(|contents| {
+        let executable = contents.entries().filter(|(_, entry)| entry.is_executable());
+        executable.map(|(path, _)| path.as_str().to_owned()).collect()
+    });
+    ProcessRules {
+        approved,
+        services: BTreeSet::new(),
+        workspace_executes: run.spec.policy().workspace_exec() == WorkspaceExec::Allow,
+    }
 }
 
 /// What the driver asks of the thread.

@@ -3,8 +3,8 @@
 use crate::guest::FakeGuest;
 use hotcell_ledger::Digest;
 use hotcell_vm::{
-    Captured, Check, LiveVm, ProcessId, Registration, StartError, StartFailed, TeardownFailed, TeardownProof,
-    TeardownReport, VmBackend, VmPlan, VmmFacts,
+    Captured, Check, GuestMemory, LiveVm, ProcessId, Registration, StartError, StartFailed, TeardownFailed,
+    TeardownProof, TeardownReport, VmBackend, VmPlan, VmmFacts,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -28,6 +28,7 @@ pub enum Step {
     ExitEvent,
     Console,
     LastWords,
+    Memory,
     RootBytesWritten,
     Kill,
     Destroy,
@@ -35,13 +36,14 @@ pub enum Step {
 
 impl Step {
     /// Every step.
-    pub const ALL: [Step; 9] = [
+    pub const ALL: [Step; 10] = [
         Step::Start,
         Step::Facts,
         Step::TakeChannel,
         Step::ExitEvent,
         Step::Console,
         Step::LastWords,
+        Step::Memory,
         Step::RootBytesWritten,
         Step::Kill,
         Step::Destroy,
@@ -85,6 +87,8 @@ pub struct FakeMachine {
     pub panics_in: Option<Step>,
     /// What the VMM says was written to the root image.
     pub root_bytes_written: Option<u64>,
+    /// Where its memory lies, if it has any.
+    pub memory: Option<GuestMemory>,
     /// What is on its console.
     pub console: Vec<u8>,
     /// It has no channel to give.
@@ -100,6 +104,7 @@ impl FakeMachine {
             survives_kill: false,
             panics_in: None,
             root_bytes_written: Some(0),
+            memory: None,
             console: b"fake console\n".to_vec(),
             without_channel: false,
         }
@@ -334,6 +339,11 @@ impl LiveVm for FakeVm {
     fn last_words(&self) -> String {
         self.take(Step::LastWords);
         String::from_utf8_lossy(&self.as_asked.console).trim().to_owned()
+    }
+
+    fn memory(&self) -> Option<GuestMemory> {
+        self.take(Step::Memory);
+        self.as_asked.memory.clone()
     }
 
     fn root_bytes_written(&mut self) -> Option<u64> {

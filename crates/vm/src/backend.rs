@@ -10,6 +10,7 @@ use crate::accel::Acceleration;
 use crate::console::Captured;
 use crate::disk::{DiskError, Workspace};
 use crate::jail::Jail;
+use crate::memory::GuestMemory;
 use crate::process::ProcessId;
 use crate::registry::{Registration, Registry, RegistryError};
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
@@ -160,6 +161,10 @@ pub trait LiveVm: Send {
 
     /// The last lines of console and VMM messages, for people.
     fn last_words(&self) -> String;
+
+    /// Where the guest's memory lies, as read before the guest's first instruction; `None` where the backend can't
+    /// tell: then nothing of its processes and its kernel is observed, and the record says so.
+    fn memory(&self) -> Option<GuestMemory>;
 
     /// Bytes that the VMM says were written to the root image; `None` where it does not answer.
     fn root_bytes_written(&mut self) -> Option<u64>;

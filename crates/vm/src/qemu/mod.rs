@@ -19,6 +19,7 @@ use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFact
 use crate::console::{Captured, Console};
 use crate::jail::{HostJail, Jail, JailChoice, JailRefused, RunCgroups};
 use crate::measured::FileDigests;
+use crate::memory::{GuestMemory, MemoryRegion};
 use crate::process::ProcessId;
 use crate::registry::{Registration, Registry};
 use crate::teardown::{Check, TeardownFailed, TeardownProof, TeardownReport};
@@ -270,6 +271,7 @@ impl Parts {
             disk,
             channel: Some(channel),
             qmp: None,
+            memory: None,
             facts: VmmFacts {
                 process,
                 executable,
@@ -322,6 +324,7 @@ struct QemuVm {
     disk: File,
     channel: Option<UnixStream>,
     qmp: Option<Qmp>,
+    memory: Option<GuestMemory>,
     facts: VmmFacts,
     registration: Registration,
 }
@@ -346,9 +349,10 @@ impl QemuVm {
                 devices.extend(children(&qmp.call("qom-list", json!({"path": place}))?));
             }
             let root = qmp.call("query-named-block-nodes", json!({"flat": true}))?;
-            Ok((qmp, version, devices, root))
+            let memory = memory_of(&mut qmp)?;
+            Ok((qmp, version, devices, root, memory))
         });
-        let (qmp, version, mut devices, nodes) = match answer {
+        let (qmp, version, mut devices, nodes, regions) = match answer {
             Ok(answer) => answer,
             Err(error) => return Err(self.control_failed(error)),
         };
@@ -360,6 +364,7 @@ impl QemuVm {
         self.facts.devices = devices;
         self.facts.version = version;
         self.qmp = Some(qmp);
+        self.memory = Some(GuestMemory { pid: self.facts.process.pid, regions });
         if !self.facts.unexpected_devices.is_empty() {
             return Err(StartError::UnexpectedDevice(self.facts.unexpected_devices.join(", ")));
         }
@@ -418,6 +423,10 @@ impl LiveVm for QemuVm {
         format!("{messages}\n{console}").trim().to_owned()
     }
 
+    fn memory(&self) -> Option<GuestMemory> {
+        self.memory.clone()
+    }
+
     fn root_bytes_written(&mut self) -> Option<u64> {
         let stats = self.qmp.as_mut()?.call("query-blockstats", json!({"query-nodes": true})).ok()?;
         let root = stats.as_array()?.iter().find(|node| node["node-name"] == "root-file")?;
@@ -435,7 +444,7 @@ impl LiveVm for QemuVm {
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration } =
+        let QemuVm { vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration, .. } =
             *self;
         let ended = wait_readable(&vmm.child.pidfd, KILL_DEADLINE);
         let reaped = ended.then(|| vmm.child.wait());
@@ -524,6 +533,24 @@ fn wait_readable(fd: &OwnedFd, deadline: Duration) -> bool {
             Err(_) => return false,
         }
     }
+}
+
+/// Where the guest's memory lies in the VMM. The monitor's commands for people are the only ones that say it.
+fn memory_of(qmp: &mut Qmp) -> Result<Vec<MemoryRegion>, QmpError> {
+    let mut say = |line: String| {
+        let answer = qmp.call("human-monitor-command", json!({ "command-line": line }))?;
+        Ok::<_, QmpError>(answer.as_str().unwrap_or_default().to_owned())
+    };
+    let mut regions = Vec::new();
+    for (first, last) in GuestMemory::ranges(&say("info mtree -f".into())?) {
+        let host = GuestMemory::host_address(&say(format!("gpa2hva {first:#x}"))?)
+            .ok_or_else(|| QmpError::Protocol("gpa2hva".into()))?;
+        regions.push(MemoryRegion { guest: first, host, bytes: last - first + 1 });
+    }
+    if regions.is_empty() {
+        return Err(QmpError::Protocol("info mtree".into()));
+    }
+    Ok(regions)
 }
 
 /// Types of the objects in one place of QEMU's object tree.

@@ -1,0 +1,88 @@
+//! A machine's memory: guest-physical bytes, read from the VMM process.
+
+use hotcell_sys::host::{Range, read_process};
+
+/// A range of guest-physical memory, and where it is mapped in the VMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its first guest-physical address.
+    pub guest: u64,
+    /// The same byte's address in the VMM process.
+    pub host: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// Why bytes could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The VMM process has ended: whoever waits for it will know.
+    #[error("the VMM has ended")]
+    Gone,
+    /// The address is in no memory: a pointer that points nowhere, or was torn.
+    #[error("{0:#x} is no memory of the guest")]
+    Nowhere(u64),
+    /// The host refuses, or has another problem.
+    #[error(
+        "can't read the memory of the VMM: {0}. Reading needs the user who owns the VMM's user namespace, or root"
+    )]
+    Host(std::io::Error),
+}
+
+/// Where bytes of the guest come from. Tests and fuzzing have their own.
+pub trait Source: Send {
+    /// Ranges of guest-physical memory, disjoint and ascending.
+    fn regions(&self) -> &[Region];
+
+    /// Reads whole ranges of host addresses, one after another. Each lies in one region.
+    ///
+    /// # Errors
+    /// Not everything could be read.
+    fn read(&self, ranges: &[Range], into: &mut [u8]) -> Result<(), ReadError>;
+}
+
+/// The memory of a live VMM.
+#[derive(Clone, Debug)]
+pub struct VmmMemory {
+    pid: i32,
+    regions: Vec<Region>,
+}
+
+impl VmmMemory {
+    /// The memory of this process, which must not be reaped while this is used.
+    pub fn new(pid: i32, mut regions: Vec<Region>) -> VmmMemory {
+        regions.sort_unstable_by_key(|region| region.guest);
+        VmmMemory { pid, regions }
+    }
+}
+
+impl Source for VmmMemory {
+    fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    fn read(&self, ranges: &[Range], into: &mut [u8]) -> Result<(), ReadError> {
+        let wanted: usize = ranges.iter().map(|range| range.bytes).sum();
+        match read_process(self.pid, ranges, into) {
+            Ok(count) if count == wanted => Ok(()),
+            // Guest memory is mapped for as long as the process lives, so a short read means that it is ending.
+            Ok(_) => Err(ReadError::Gone),
+            Err(error) if error.raw_os_error() == Some(NO_SUCH_PROCESS) => Err(ReadError::Gone),
+            Err(error) => Err(ReadError::Host(error)),
+        }
+    }
+}
+
+/// `ESRCH`, which std has no kind for.
+const NO_SUCH_PROCESS: i32 = 3;
+
+/// The host range of some guest-physical bytes.
+pub(crate) fn locate(regions: &[Region], physical: u64, bytes: usize) -> Result<Range, ReadError> {
+    let after = regions.partition_point(|region| region.guest <= physical);
+    let region = after.checked_sub(1).and_then(|at| regions.get(at)).ok_or(ReadError::Nowhere(physical))?;
+    let inside = physical - region.guest;
+    let fits = inside.checked_add(bytes as u64).is_some_and(|end| end <= region.bytes);
+    let host = region.host.checked_add(inside).filter(|_| fits).ok_or(ReadError::Nowhere(physical))?;
+    Ok(Range { address: host, bytes })
+}
