@@ -5,7 +5,7 @@
 //! | kernel thread | yes | it has no memory of its own, and the kernel's mark |
 //! | of the measured initramfs's program | yes | PID 1, its gate, its reaper; every exec before it gives up what it has and becomes another program |
 //! | without memory: it is ending, or has not begun | yes, where its parent may | the parent |
-//! | of a root service's program | yes | the image's own declaration |
+//! | of a root service's program: that file, or its interpreter with that file as first argument | yes | the image's own declaration |
 //! | anything else | no | |
 //!
 //! | file | may run |
@@ -45,6 +45,8 @@ pub struct Process {
     pub seccomp: u32,
     /// What it is.
     pub life: Life,
+    /// Its first arguments as they stand in its memory, which it may change; read where a rule asks for them.
+    pub argv: Vec<String>,
 }
 
 /// What a process is.
@@ -182,8 +184,18 @@ impl ProcessRules {
         }
     }
 
+    /// Whether a rule asks for this one's arguments.
+    pub fn asks_for_argv(&self, process: &Process) -> bool {
+        !self.services.is_empty() && process.is_of(&Place::Root) && process.is_privileged()
+    }
+
     fn is_service(&self, process: &Process) -> bool {
-        process.is_of(&Place::Root)
-            && process.executable().is_some_and(|executable| self.services.contains(&executable.path))
+        let Some(executable) = process.executable().filter(|executable| executable.place == Place::Root)
+        else {
+            return false;
+        };
+        // What interprets a script has the script's path as its first argument (execve(2)).
+        let script = process.argv.get(1).is_some_and(|script| self.services.contains(script));
+        self.services.contains(&executable.path) || script
     }
 }

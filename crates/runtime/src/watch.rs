@@ -60,6 +60,13 @@ fn observers(run: &mut Booted) -> io::Result<Vec<Box<dyn Observer>>> {
     Ok(all)
 }
 
+/// Programs of the declared root services: as declared, and where links lead.
+fn services(run: &Booted) -> BTreeSet<String> {
+    let declared = run.spec.services().iter().filter_map(|service| service.argv.first());
+    let resolved = |path: &String| Some(run.contents.as_ref()?.resolve(path)?.0.as_str().to_owned());
+    declared.flat_map(|path| [Some(path.clone()), resolved(path)]).flatten().collect()
+}
+
 /// Which processes this run may have.
 fn process_rules(run: &Booted) -> ProcessRules {
     let approved = run.contents.as_ref().map(|contents| {
@@ -68,7 +75,7 @@ fn process_rules(run: &Booted) -> ProcessRules {
     });
     ProcessRules {
         approved,
-        services: BTreeSet::new(),
+        services: services(run),
         workspace_executes: run.spec.policy().workspace_exec() == WorkspaceExec::Allow,
     }
 }

@@ -103,17 +103,20 @@ pub(crate) fn folder() -> PathBuf {
 /// `attacks/probe.c`, built once.
 pub(crate) fn probe() -> &'static [u8] {
     static PROBE: OnceLock<Vec<u8>> = OnceLock::new();
-    PROBE.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let built = dir.path().join("probe");
-        let output = Command::new("cc")
-            .args(["-static", "-O1", "-s", "-o"])
-            .args([&built, &folder().join("probe.c")])
-            .output()
-            .expect("cc is installed: the guest's programs are linked with it");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        fs::read(built).unwrap()
-    })
+    PROBE.get_or_init(|| built("probe.c"))
+}
+
+/// A program of `attacks/`, built static.
+pub(crate) fn built(source: &str) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let built = dir.path().join("program");
+    let output = Command::new("cc")
+        .args(["-static", "-O1", "-s", "-o"])
+        .args([&built, &folder().join(source)])
+        .output()
+        .expect("cc is installed: the guest's programs are linked with it");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::read(built).unwrap()
 }
 
 /// A script that has the probe at hand.

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Output;
+use std::sync::OnceLock;
 
 /// A root of static busybox, with files of its own: path, mode, text.
 pub(crate) fn folder(dir: &Path, files: &[(&str, u32, &str)]) {
@@ -53,49 +54,62 @@ impl Drop for Built {
     }
 }
 
-/// Runs what anybody tells it: the kind of service that a workload exploits to become root.
-const RUNNER: &str = "#!/bin/sh
-echo service is $(id -u):$(id -g) with $* in $(/bin/busybox pwd)
-grep -E '^(CapEff|CapBnd|NoNewPrivs|Seccomp:)' /proc/self/status
-mount -t tmpfs none /mnt 2>/dev/null && echo SERVICE MOUNTED
-mkfifo /run/commands && /bin/busybox chmod 666 /run/commands
-while :; do sh </run/commands >/run/said 2>&1; echo done >>/run/said; done
-";
+/// An image with the service of `attacks/service.c`.
+fn served(name: &str) -> Built {
+    let dir = tempfile::tempdir().unwrap();
+    folder(dir.path(), &[("etc/secret", 0o600, "only root reads this\n")]);
+    let program = dir.path().join("usr/sbin/served");
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    fs::write(&program, service()).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let source = format!("dir:{}", dir.path().display());
+    Built::from(name, &source, &["--service", "served=/usr/sbin/served --loud"])
+}
+
+fn service() -> &'static [u8] {
+    static SERVICE: OnceLock<Vec<u8>> = OnceLock::new();
+    SERVICE.get_or_init(|| crate::attacks::built("service.c"))
+}
+
+/// Waits for the service, tells it lines, and waits until it has answered each.
+fn ask(lines: &[&str]) -> String {
+    let told: String = lines.iter().map(|line| format!("echo '{line}' >/run/service\n")).collect();
+    format!(
+        "for at in $(/bin/busybox seq 200); do [ -p /run/service ] && break; sleep 0.1; done
+{told}for at in $(/bin/busybox seq 200); do [ \"$(grep -c done /run/answers 2>/dev/null)\" = {} ] && break; sleep 0.1; done
+cat /run/answers
+",
+        lines.len()
+    )
+}
 
 #[test]
 fn a_root_service_is_started_as_declared_and_is_root_without_capabilities() {
-    let dir = tempfile::tempdir().unwrap();
-    folder(
-        dir.path(),
-        &[("usr/sbin/runner", 0o755, RUNNER), ("etc/secret", 0o600, "only root reads this\n")],
-    );
-    let source = format!("dir:{}", dir.path().display());
-    let image = Built::from("service", &source, &["--service", "runner=/usr/sbin/runner --loud"]);
-    let ask = "
-for at in $(/bin/busybox seq 200); do [ -p /run/commands ] && break; sleep 0.1; done
-cat /etc/secret 2>/dev/null || echo the workload reads no secret
+    let image = served("service");
+    let script = format!(
+        "cat /etc/secret 2>/dev/null || echo the workload reads no secret
 touch /run/mine 2>/dev/null || echo the workload writes nothing to run
-echo 'id -u; cat /etc/secret; kill -9 1; /bin/busybox readlink /proc/1/exe || echo no look into the reaper' >/run/commands
-for at in $(/bin/busybox seq 200); do grep -q done /run/said 2>/dev/null && break; sleep 0.1; done
-cat /run/said; kill -9 $(/bin/busybox pidof runner) 2>/dev/null || echo the service stands";
-    let outcome = image.run(Job::sh(ask));
+{}kill -9 $(/bin/busybox pidof served) 2>/dev/null || echo the service stands",
+        ask(&["hello agent", "read /etc/secret", "harm"])
+    );
+    let outcome = image.run(Job::sh(&script));
     outcome.assert_allowed(0);
     let text = outcome.text();
     for line in [
         "the workload reads no secret",
         "the workload writes nothing to run",
-        // The exploit: a command of the workload's runs as root, and is no more than root's user.
-        "0",
+        "good day, agent, says user 0",
         "only root reads this",
         "no look into the reaper",
         "the service stands",
     ] {
         assert!(text.lines().any(|came| came == line), "{line:?} did not come: {outcome:?}");
     }
+    assert!(!text.contains("SERVICE MOUNTED"), "{outcome:?}");
     let record = outcome.record();
     let fact = record.fact("service");
-    assert_eq!((&fact["name"], &fact["exec"]), (&"runner".into(), &1.into()), "{fact}");
-    let digest = hotcell_ledger::Digest::of(RUNNER.as_bytes()).to_hex();
+    assert_eq!((&fact["name"], &fact["exec"]), (&"served".into(), &1.into()), "{fact}");
+    let digest = hotcell_ledger::Digest::of(service()).to_hex();
     assert_eq!(fact["binary"], digest.as_str());
     let spec: serde_json::Value =
         serde_json::from_slice(&fs::read(outcome.bundle().join("spec.json")).unwrap()).unwrap();
@@ -112,6 +126,18 @@ cat /run/said; kill -9 $(/bin/busybox pidof runner) 2>/dev/null || echo the serv
     assert_eq!(said, wanted);
     let ended = record.facts("exec_ended").find(|fact| fact["exec"] == 1).unwrap();
     assert_eq!((&ended["how"], &ended["signal"]), (&"signalled".into(), &9.into()), "{ended}");
+}
+
+/// The service makes a command of what the workload says: another program of the image runs as root, which nobody declared.
+#[test]
+fn a_root_service_that_the_workload_takes_over_is_seen() {
+    let script = format!("echo working\n{}sleep 60; echo UNSEEN", ask(&["log $(sleep 30)"]));
+    let outcome = served("exploited").run(Job::sh(&script));
+    outcome.assert_killed(&["unexplained_privilege"]);
+    assert_eq!(outcome.text(), "working\n", "the command was running: {outcome:?}");
+    let record = outcome.record();
+    let violation = record.facts("violation").next().unwrap();
+    assert!(violation["detail"].as_str().unwrap().contains("running from /bin/busybox"), "{violation}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod harness;
 mod images;
 mod judgement;
 mod latency;
+mod observed;
 mod record;
 mod refusals;
 mod signals;

@@ -191,12 +191,14 @@ fn look(
     let violation = |seen: &mut Sightings, kind, subject: &str, detail: String| {
         seen.fact(HostFact::Violation { kind, subject: subject.into(), detail })
     };
-    let tasks = retry(|| state.reader.sweep(space, profile, &state.places))?;
+    let tasks = sweep(space, profile, state, rules)?;
     let found = findings(&tasks, rules);
     if !found.is_empty() {
         // Read again: what was torn is gone then.
-        let tasks = retry(|| state.reader.sweep(space, profile, &state.places))?;
-        for (_, finding) in findings(&tasks, rules).into_iter().filter(|(who, _)| found.contains_key(who)) {
+        let tasks = sweep(space, profile, state, rules)?;
+        for (_, finding) in
+            findings(&tasks, rules).into_iter().filter(|(who, _)| found.contains_key(who)).take(MAX_FINDINGS)
+        {
             violation(seen, finding.kind, &finding.subject, finding.detail)?;
         }
     }
@@ -224,6 +226,24 @@ fn look(
         violation(seen, kind, subject, change.detail)?;
     }
     Ok(())
+}
+
+/// Processes of one look that are named: one is enough to kill, the others are for whoever reads the record.
+const MAX_FINDINGS: usize = 16;
+/// Bytes of arguments that are read: more than a path has.
+const MAX_ARGUMENTS: usize = 8192;
+
+fn sweep(
+    space: &Space<'_>,
+    profile: &Profile,
+    state: &mut State,
+    rules: &ProcessRules,
+) -> Result<Vec<Task>, SweepError> {
+    let mut tasks = retry(|| state.reader.sweep(space, profile, &state.places))?;
+    for task in tasks.iter_mut().filter(|task| rules.asks_for_argv(&task.process)) {
+        task.process.argv = tasks::arguments(space, profile, task.mm, MAX_ARGUMENTS)?;
+    }
+    Ok(tasks)
 }
 
 /// Everything that the rules find, by process.

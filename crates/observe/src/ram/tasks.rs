@@ -278,6 +278,7 @@ impl TaskReader {
                             | set(o.cred_ambient),
                         seccomp: raw.u32(o.task_seccomp).unwrap_or(0),
                         life,
+                        argv: Vec::new(),
                     },
                 })
             })
@@ -427,5 +428,30 @@ pub(crate) fn nowhere(torn: impl Fn(u64) -> SweepError) -> impl Fn(ReadError) ->
     move |error| match error {
         ReadError::Nowhere(address) => torn(address),
         error => error.into(),
+    }
+}
+
+/// The arguments of a process as they stand in its memory: at most `most` bytes of them.
+pub(crate) fn arguments(
+    space: &Space<'_>,
+    profile: &Profile,
+    mm: u64,
+    most: usize,
+) -> Result<Vec<String>, ReadError> {
+    let o = &profile.offsets;
+    let member = |offset: u32| space.u64(mm.wrapping_add(u64::from(offset)));
+    let found = (|| {
+        let (start, end) = (member(o.mm_arg_start)?, member(o.mm_arg_end)?);
+        let tables = space.physical(member(o.mm_pgd)?)?;
+        let length = usize::try_from(end.saturating_sub(start)).unwrap_or(most).min(most);
+        space.user(tables, start, length)
+    })();
+    match found {
+        Ok(bytes) => {
+            let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|&byte| byte == 0);
+            Ok(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+        }
+        Err(ReadError::Nowhere(_)) => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }

@@ -1,0 +1,73 @@
+/* An accomplice of the workload: for tests alone, in an initramfs that only they build.
+ *
+ * It stands for a guest whose kernel was taken over. As /init it forks before Hotcell's own
+ * init (here /hotcell-init) gives anything up, and so keeps a process with every capability.
+ * That process waits for an order in a file that the workload can write, and obeys:
+ *
+ *   load      loads /attack.ko
+ *   unload    unloads it; its exit function changes kernel text or the interrupt table
+ *   remount   makes the root's mount writable
+ *   root      becomes a process of the root image with user 0
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static void say(const char *what, long result) {
+    char line[128];
+    int length = snprintf(line, sizeof line, "accomplice: %s %ld %s\n", what, result, result < 0 ? strerror(errno) : "");
+    int console = open("/dev/console", O_WRONLY | O_NOCTTY);
+    if (console >= 0) {
+        if (write(console, line, length) < 0) return;
+        close(console);
+    }
+}
+
+static void obey(const char *order) {
+    if (!strcmp(order, "load")) {
+        int file = open("/attack.ko", O_RDONLY);
+        say(order, syscall(SYS_finit_module, file, "", 0));
+    } else if (!strcmp(order, "unload")) {
+        say(order, syscall(SYS_delete_module, "hotcell_attack", O_NONBLOCK));
+    } else if (!strcmp(order, "remount")) {
+        say(order, mount("none", "/root", NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV, NULL));
+    } else if (!strcmp(order, "root")) {
+        if (fork() == 0) {
+            if (chroot("/root") == 0) execl("/bin/busybox", "sleep", "1000", NULL);
+            say(order, -1);
+            _exit(1);
+        }
+        say(order, 0);
+    } else {
+        say("unknown order", 0);
+    }
+}
+
+int main(int argc, char **argv, char **environment) {
+    (void)argc;
+    if (fork() != 0) {
+        execve("/hotcell-init", argv, environment);
+        return 1;
+    }
+    for (;;) {
+        struct timespec pause = {0, 1000000};
+        nanosleep(&pause, NULL);
+        int file = open("/root/tmp/order", O_RDONLY);
+        if (file < 0) continue;
+        char order[32] = {0};
+        ssize_t length = read(file, order, sizeof order - 1);
+        close(file);
+        /* Written whole once it ends in a newline. */
+        if (length < 2 || order[length - 1] != '\n') continue;
+        unlink("/root/tmp/order");
+        order[length - 1] = 0;
+        obey(order);
+    }
+}

@@ -1,0 +1,313 @@
+//! What the host sees in the guest's memory kills while the command still runs.
+//!
+//! Most of these attacks need a guest whose own walls are down. They run with an initramfs
+//! that only these tests build: `attacks/accomplice.c` as `/init`, a process with every
+//! capability beside Hotcell's own init, and with modules left loadable. The command gives it
+//! orders; what is judged is what the host read from outside. The honest twin of each gives
+//! none, in the same machine.
+
+use crate::attacks::built;
+use crate::harness::{SOON, Slot, home, verify, vmms_of, warm_up};
+use hotcell_image::{Guest, Store};
+use hotcell_ledger::SigningKey;
+use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft};
+use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, Patience, RunReport, Runtime, Stdin};
+use hotcell_vm::{AccelChoice, JailChoice, QemuBackend, Registry};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const GUEST: Guest =
+    Guest { init: include_bytes!(env!("HOTCELL_INIT")), request: include_bytes!(env!("HOTCELL_REQUEST")) };
+
+/// A file of a newc archive; the kernel takes one archive behind another, and the last of a name.
+fn entry(name: &str, mode: u32, bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let fields = [0, mode, 0, 0, 1, 0, bytes.len() as u32, 0, 0, 0, 0, name.len() as u32 + 1, 0];
+    out.extend_from_slice(b"070701");
+    fields.iter().for_each(|field| write!(out, "{field:08x}").unwrap());
+    out.extend_from_slice(name.as_bytes());
+    out.push(0);
+    out.resize(out.len().next_multiple_of(4), 0);
+    out.extend_from_slice(bytes);
+    out.resize(out.len().next_multiple_of(4), 0);
+    out
+}
+
+const EXECUTABLE: u32 = 0o100_755;
+const FILE: u32 = 0o100_644;
+
+/// What the exit function of the module does.
+#[derive(Clone, Copy)]
+enum Exit {
+    /// Changes one byte of padding between two functions of the kernel's text.
+    Text,
+    /// Changes the last byte of the interrupt table, which the processor does not use.
+    Interrupts,
+}
+
+impl Exit {
+    /// Machine code of at most 48 bytes, in place of the function's own.
+    fn code(self) -> Vec<u8> {
+        // mov rcx,cr0; mov rdx,rcx; btr rdx,16; mov cr0,rdx, interrupts off: writes to read-only pages go through.
+        let open = [0xfa, 0x0f, 0x20, 0xc1, 0x48, 0x89, 0xca, 0x48, 0x0f, 0xba, 0xf2, 0x10, 0x0f, 0x22, 0xc2];
+        let close = [0x0f, 0x22, 0xc1, 0xfb, 0xc3];
+        let (find, change): (&[u8], &[u8]) = match self {
+            // From the return address on: four bytes of 0xcc, of which the second becomes 0x90.
+            Exit::Text => (
+                &[
+                    0x48, 0x8b, 0x04, 0x24, 0x81, 0x38, 0xcc, 0xcc, 0xcc, 0xcc, 0x74, 0x05, 0x48, 0xff, 0xc0,
+                    0xeb, 0xf3,
+                ],
+                &[0xc6, 0x40, 0x01, 0x90],
+            ),
+            // sub rsp,16; sidt [rsp]; mov rax,[rsp+2]; add rsp,16; xor byte [rax+0xffc],1
+            Exit::Interrupts => (
+                &[
+                    0x48, 0x83, 0xec, 0x10, 0x0f, 0x01, 0x0c, 0x24, 0x48, 0x8b, 0x44, 0x24, 0x02, 0x48, 0x83,
+                    0xc4, 0x10,
+                ],
+                &[0x80, 0xb0, 0xfc, 0x0f, 0x00, 0x00, 0x01],
+            ),
+        };
+        [find, &open, change, &close].concat()
+    }
+}
+
+/// The kernel's own `virtio_console` under another name, without its init function and with another exit function.
+fn attack_module(original: &[u8], exit: Exit) -> Vec<u8> {
+    // Nobody signs what a test makes, and the kernel takes modules without a signature.
+    let unsigned = original.strip_suffix(b"~Module signature appended~\n").unwrap_or(original);
+    let mut bytes = unsigned.to_vec();
+    let number = |bytes: &[u8], at: usize, length: usize| {
+        bytes[at..at + length].iter().rev().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte)) as usize
+    };
+    let (table, count) = (number(&bytes, 40, 8), number(&bytes, 60, 2));
+    let section = |bytes: &[u8], index: usize| {
+        let at = table + index * 64;
+        (number(bytes, at, 4), number(bytes, at + 24, 8), number(bytes, at + 32, 8))
+    };
+    let (_, names, _) = section(&bytes, number(&bytes, 62, 2));
+    let find = |bytes: &[u8], name: &str| {
+        (0..count)
+            .map(|index| section(bytes, index))
+            .find(|(at, ..)| bytes[names + at..].starts_with(format!("{name}\0").as_bytes()))
+            .map(|(_, offset, length)| (offset, length))
+            .unwrap_or_else(|| panic!("the module has no {name}"))
+    };
+    let (this, _) = find(&bytes, ".gnu.linkonce.this_module");
+    let name = bytes[this..this + 128].windows(15).position(|window| window == b"virtio_console\0").unwrap();
+    bytes[this + name..][..14].copy_from_slice(b"hotcell_attack");
+    // Relocations that are dropped: the pointer to the init function, which is the first, and those of the code that goes.
+    let drop_relocation = |bytes: &mut [u8], at: usize| bytes[at + 8..at + 16].fill(0);
+    let (relocations, _) = find(&bytes, ".rela.gnu.linkonce.this_module");
+    drop_relocation(&mut bytes, relocations);
+    let (code, room) = find(&bytes, ".exit.text");
+    let (relocations, length) = find(&bytes, ".rela.exit.text");
+    for at in (relocations..relocations + length).step_by(24) {
+        // The first is the call that tracing is made of; it stays.
+        if number(&bytes, at, 8) > 5 {
+            drop_relocation(&mut bytes, at);
+        }
+    }
+    let new = exit.code();
+    assert!(5 + new.len() <= room, "{} bytes do not fit into {room}", new.len());
+    bytes[code + 5..code + 5 + new.len()].copy_from_slice(&new);
+    bytes
+}
+
+/// What is added to the test's initramfs.
+#[derive(Clone, Copy)]
+enum Module {
+    /// It can be loaded by an order.
+    AtHand,
+    /// It is among those that the init loads.
+    Loaded(Exit),
+}
+
+/// A machine with an accomplice, over the image `busybox`.
+struct Taken {
+    runtime: Runtime,
+    boot: MeasuredBoot,
+    draft: RunDraft,
+    out: tempfile::TempDir,
+    _slot: Slot,
+}
+
+impl Taken {
+    fn new(module: Module) -> Taken {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        warm_up();
+        let slot = Slot::take();
+        let out = tempfile::tempdir().unwrap();
+        let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
+        let kernel = store.kernel(&mut |_| {}).unwrap();
+        let image = store.image("busybox", &mut |_| {}).unwrap();
+        let mut archive = fs::read(store.initramfs(&kernel).unwrap()).unwrap();
+        archive.resize(archive.len().next_multiple_of(4), 0);
+        archive.extend(entry("init", EXECUTABLE, &built("accomplice.c")));
+        archive.extend(entry("hotcell-init", EXECUTABLE, &lenient(GUEST.init)));
+        let console = kernel.modules().iter().find(|module| module.name == "virtio_console").unwrap();
+        match module {
+            Module::AtHand => {
+                archive.extend(entry("attack.ko", FILE, &attack_module(&console.bytes, Exit::Text)));
+            }
+            Module::Loaded(exit) => {
+                let names = kernel.modules().iter().map(|module| format!("{}.ko\n", module.name));
+                let order: String = names.chain(["attack.ko\n".to_owned()]).collect();
+                archive.extend(entry("modules/attack.ko", FILE, &attack_module(&console.bytes, exit)));
+                archive.extend(entry("modules/order", FILE, order.as_bytes()));
+            }
+        }
+        archive.extend(entry("TRAILER!!!", 0, &[]));
+        let initramfs = out.path().join("initramfs");
+        fs::write(&initramfs, archive).unwrap();
+        let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).unwrap();
+        let reference = ImageRef {
+            name: "busybox".into(),
+            kernel: boot.kernel.digest,
+            initramfs: boot.initramfs.digest,
+            root: boot.root.digest,
+        };
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let run_id = format!("test-taken-{}-{count}", std::process::id());
+        let mut draft = RunDraft::new(run_id, reference, PolicyDraft::default());
+        draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
+        draft.binaries = Some(image.manifest.binaries().digest());
+        boot.contents = Some(image.manifest);
+        let program =
+            ["/usr/bin", "/usr/local/bin"].iter().map(|dir| Path::new(dir).join("qemu-system-x86_64"));
+        let named = std::env::var_os("HOTCELL_QEMU").map(Into::into);
+        let program = named.into_iter().chain(program).find(|path| path.exists()).expect("QEMU is installed");
+        let runtime = Runtime {
+            registry: Registry::open(&home().join("state/live")).unwrap(),
+            backend: Arc::new(QemuBackend::new(program, JailChoice::Auto).unwrap()),
+            acceleration: AccelChoice::Tcg.resolve().unwrap(),
+            out: out.path().join("runs"),
+            cache: home().join("cache"),
+            key: Arc::new(SigningKey::load_or_create(&out.path().join("key")).unwrap()),
+            clock: Runtime::host_clock(),
+            boot_deadline: Duration::from_secs(120),
+            patience: Patience::default(),
+            advisor: None,
+        };
+        Taken { runtime, boot, draft, out, _slot: slot }
+    }
+
+    /// Runs a command; gives the report, what it said, and whether it came to its end.
+    fn run(self, script: &str) -> Seen {
+        let run_id = self.draft.run_id.clone();
+        let run = self.runtime.start(self.draft.seal().unwrap(), self.boot);
+        let said = Said::default();
+        let io = ExecIo { stdin: Stdin::Empty, stdout: Some(Box::new(said.clone())), ..ExecIo::default() };
+        let exec = run.exec(ExecRequest::new(["/bin/sh", "-c", script]), io);
+        let ended = exec.wait();
+        let begun = Instant::now();
+        let report = run.finish();
+        assert!(begun.elapsed() < SOON, "the end took {:?}", begun.elapsed());
+        assert!(vmms_of(&run_id).is_empty(), "a VMM is left");
+        assert!(report.teardown.verified, "{report:?}");
+        let bundle = report.bundle.clone().unwrap();
+        assert_eq!(verify(&bundle), 0, "the record of {report:?}");
+        let said = String::from_utf8(said.0.lock().unwrap().clone()).unwrap();
+        let console = fs::read_to_string(bundle.join("console.log")).unwrap_or_default();
+        Seen { report, said, console, code: ended.ok().map(|result| result.code), _out: self.out }
+    }
+}
+
+/// The init, with one kernel setting under a name that does not exist: it goes on without, as for kernels that lack it.
+fn lenient(init: &[u8]) -> Vec<u8> {
+    let (name, other) = (b"kernel/modules_disabled", b"kernel/modules_undecided");
+    let mut bytes = init.to_vec();
+    let mut found = 0;
+    for at in 0..bytes.len() - name.len() {
+        if bytes[at..].starts_with(name) {
+            bytes[at..at + name.len()].copy_from_slice(&other[..name.len()]);
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1, "the init has its setting once");
+    bytes
+}
+
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Said {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Seen {
+    report: RunReport,
+    said: String,
+    console: String,
+    /// The command's own end; `None` where it was running still.
+    code: Option<i32>,
+    _out: tempfile::TempDir,
+}
+
+impl std::fmt::Debug for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}\nsaid {:?}, code {:?}, console:\n{}", self.report, self.said, self.code, self.console)
+    }
+}
+
+/// Gives the order once, then goes on for longer than anybody waits.
+fn order(name: &str) -> String {
+    format!("echo working; echo {name} >/tmp/order; sleep 60; echo UNSEEN")
+}
+
+/// Killed for this reason, while the command ran.
+#[track_caller]
+fn assert_seen(seen: &Seen, reason: &str) {
+    assert_eq!(seen.report.verdict.as_str(), "KILLED", "{seen:?}");
+    assert_eq!(seen.report.kill.reasons, [reason], "{seen:?}");
+    assert!(seen.report.kill.absolute, "{seen:?}");
+    assert_eq!((seen.said.as_str(), seen.code), ("working\n", None), "the command was running: {seen:?}");
+}
+
+/// The same machine without the order is let be.
+#[track_caller]
+fn assert_spared(seen: &Seen) {
+    assert_eq!((seen.report.verdict.as_str(), seen.code), ("ALLOWED", Some(0)), "{seen:?}");
+}
+
+const HONEST: &str = "echo working; sleep 2";
+
+#[test]
+fn a_module_that_is_loaded_later_is_seen() {
+    assert_seen(&Taken::new(Module::AtHand).run(&order("load")), "module_loaded");
+    assert_spared(&Taken::new(Module::AtHand).run(HONEST));
+}
+
+#[test]
+fn kernel_text_that_is_changed_is_seen() {
+    assert_seen(&Taken::new(Module::Loaded(Exit::Text)).run(&order("unload")), "kernel_text_changed");
+    // The twin has the module too, loaded by its init before it said ready.
+    assert_spared(&Taken::new(Module::Loaded(Exit::Text)).run(HONEST));
+}
+
+#[test]
+fn an_interrupt_table_that_is_changed_is_seen() {
+    assert_seen(&Taken::new(Module::Loaded(Exit::Interrupts)).run(&order("unload")), "kernel_table_changed");
+}
+
+#[test]
+fn a_root_that_is_mounted_writable_is_seen() {
+    assert_seen(&Taken::new(Module::AtHand).run(&order("remount")), "writable_root");
+}
+
+#[test]
+fn a_root_process_of_the_image_that_nobody_declared_is_seen() {
+    assert_seen(&Taken::new(Module::AtHand).run(&order("root")), "unexplained_privilege");
+}
