@@ -192,6 +192,17 @@ pub enum HostFact {
         /// On what it stands, or what it lacks.
         basis: String,
     },
+    /// Processes that the host saw in the guest's memory for the first time, kernel threads and the init's own apart.
+    Processes {
+        /// Those, at most [`MAX_SEEN`](crate::process::MAX_SEEN).
+        seen: Vec<SeenProcess>,
+        /// More of them that are not named.
+        left_out: u64,
+        /// How many processes and threads there were, of every kind.
+        live: u64,
+        /// How many were seen since the machine was ready, of the kind that is named.
+        total: u64,
+    },
     /// How the watch was kept, from arming to the end.
     Watched {
         /// Looks at the machine.
@@ -272,6 +283,24 @@ pub struct LayerState {
     pub armed: bool,
     /// On what it stands, or what it lacks.
     pub basis: String,
+}
+
+/// A process as the host saw it first under its executable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SeenProcess {
+    /// Its number in the machine's first pid namespace.
+    pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
+    /// Its effective user.
+    pub user: u32,
+    /// What it calls itself.
+    pub name: String,
+    /// The file that it runs from.
+    pub executable: String,
+    /// Its arguments as they stood in its memory, cut.
+    pub argv: String,
 }
 
 /// A stream of an exec.
@@ -426,6 +455,7 @@ impl HostFact {
             HostFact::ExecEnded { .. } => "hotcell.exec_ended",
             HostFact::Copied { .. } => "hotcell.copied",
             HostFact::Armed { .. } => "hotcell.armed",
+            HostFact::Processes { .. } => "hotcell.processes",
             HostFact::Watched { .. } => "hotcell.watched",
             HostFact::DiskRead { .. } => "hotcell.disk_read",
             HostFact::MutationsCounted { .. } => "hotcell.mutations_counted",

@@ -374,6 +374,7 @@ impl Judge {
             | HostFact::Copied { .. }
             | HostFact::Armed { .. }
             | HostFact::DiskRead { .. }
+            | HostFact::Processes { .. }
             | HostFact::Watched { .. }
             | HostFact::Kill { .. }
             | HostFact::Verdict { .. } => {}

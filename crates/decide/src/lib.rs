@@ -41,7 +41,8 @@ pub use broker::{Broker, CapabilityRequest, Decision, Rule};
 pub use claims::{Admission, Admitted, ClaimKind, GuestClaim, Refusal, RefusalCode};
 pub use evidence::{Evidence, EvidenceError};
 pub use fact::{
-    Check, Direction, DiskMoment, ExecHow, FactError, HostFact, LayerState, OutputStream, ViolationKind,
+    Check, Direction, DiskMoment, ExecHow, FactError, HostFact, LayerState, OutputStream, SeenProcess,
+    ViolationKind,
 };
 pub use judge::{Judge, Ruling, Trip, TripCause};
 pub use monitor::{Judgement, Monitor, Mutation, MutationError, metadata_digest};

@@ -18,9 +18,17 @@
 //! Privilege is a user id 0 of any of the four kinds, or any capability in any set but the bounding one.
 //! Pure: whoever reads the processes brings them here, each as one consistent value.
 
-use crate::fact::ViolationKind;
+use crate::fact::{SeenProcess, ViolationKind, cut};
 use std::collections::BTreeSet;
 use std::fmt;
+
+/// Processes that one fact names at most.
+pub const MAX_SEEN: usize = 16;
+/// Characters of a text of one of them that are kept.
+pub const MAX_SEEN_CHARS: usize = 200;
+
+// Three texts of each; a character takes at most six bytes in JSON.
+const _: () = assert!(MAX_SEEN * (3 * MAX_SEEN_CHARS * 6 + 256) < crate::fact::MAX_FACT_BYTES);
 
 /// A process or thread, as the host read it from the guest's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +107,19 @@ impl Process {
     /// Whether it has more than an ordinary user.
     pub fn is_privileged(&self) -> bool {
         self.uids.contains(&0) || self.capabilities != 0
+    }
+
+    /// How a record names it; `None` for what runs from no file.
+    pub fn seen(&self) -> Option<SeenProcess> {
+        let [_, user, ..] = self.uids;
+        Some(SeenProcess {
+            pid: self.pid,
+            parent: self.parent,
+            user,
+            name: cut(&self.name, MAX_SEEN_CHARS),
+            executable: cut(&self.executable()?.to_string(), MAX_SEEN_CHARS),
+            argv: cut(&self.argv.join(" "), MAX_SEEN_CHARS),
+        })
     }
 
     /// The file that it runs from.

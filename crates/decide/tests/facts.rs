@@ -4,7 +4,7 @@ mod common;
 use hotcell_decide::fact::{MAX_ERROR_CHARS, MAX_FACT_BYTES};
 use hotcell_decide::{
     Check, ClaimKind, Direction, DiskMoment, ExecHow, FactError, HostFact, LayerState, OutputStream,
-    RefusalCode, SpawnDenial, Verdict, ViolationKind,
+    RefusalCode, SeenProcess, SpawnDenial, Verdict, ViolationKind,
 };
 use hotcell_ledger::{Digest, Payload};
 use std::collections::BTreeMap;
@@ -54,6 +54,19 @@ fn one_of_each() -> Vec<HostFact> {
             mode: 0o644,
         },
         HostFact::Armed { observer: text("ram"), armed: true, basis: text("x") },
+        HostFact::Processes {
+            seen: vec![SeenProcess {
+                pid: 7,
+                parent: 1,
+                user: 1000,
+                name: text("sh"),
+                executable: text("/bin/sh"),
+                argv: text("sh -c x"),
+            }],
+            left_out: 0,
+            live: 60,
+            total: 1,
+        },
         HostFact::Watched { looks: 3, longest_gap_ms: 51, cpu_ms: 2 },
         HostFact::DiskRead {
             reading: 2,
@@ -97,7 +110,7 @@ fn every_fact_survives_its_object_under_its_own_name() {
         names.push(fact.tool_name());
     }
     names.dedup();
-    assert_eq!(names.len(), 25);
+    assert_eq!(names.len(), 26);
 }
 
 #[test]

@@ -30,9 +30,9 @@ pub use text::{Change, Guard, Part};
 
 use crate::kernel::Profile;
 use crate::observer::{Armed, ObserveError, Observer, Sightings};
-use hotcell_decide::process::Finding;
-use hotcell_decide::{HostFact, Process, ProcessRules, ViolationKind};
-use std::collections::BTreeMap;
+use hotcell_decide::process::{Finding, MAX_SEEN, MAX_SEEN_CHARS};
+use hotcell_decide::{HostFact, Place, Process, ProcessRules, ViolationKind};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -76,6 +76,15 @@ struct State {
     modules: Vec<String>,
     root: u64,
     part: usize,
+    roll: Roll,
+}
+
+/// Which processes the record has named, as long as they live.
+#[derive(Debug, Default)]
+struct Roll {
+    known: BTreeSet<(i32, u64, String)>,
+    named: usize,
+    total: u64,
 }
 
 impl RamObserver {
@@ -132,7 +141,8 @@ impl Observer for RamObserver {
         );
         let part = guard.bytes() / PASS;
         let root = places.root;
-        self.armed = Some(State { mapping, places, reader, guard, modules, root, part });
+        self.armed =
+            Some(State { mapping, places, reader, guard, modules, root, part, roll: Roll::default() });
         self.look(seen)?;
         Ok(Armed { armed: true, basis })
     }
@@ -202,6 +212,7 @@ fn look(
             violation(seen, finding.kind, &finding.subject, finding.detail)?;
         }
     }
+    name_new(space, profile, &mut state.roll, &tasks, seen)?;
     let modules = retry(|| lists::modules(space, profile))?;
     for module in modules.iter().filter(|module| !state.modules.contains(module)) {
         violation(seen, ViolationKind::ModuleLoaded, module, "it was not loaded at ready".into())?;
@@ -244,6 +255,51 @@ fn sweep(
         task.process.argv = tasks::arguments(space, profile, task.mm, MAX_ARGUMENTS)?;
     }
     Ok(tasks)
+}
+
+/// Processes that the record names in one run; a build or a test suite has thousands, whose names nobody reads one by one.
+const MAX_NAMED: usize = 1024;
+
+/// Records processes that are new, or have become another program.
+fn name_new(
+    space: &Space<'_>,
+    profile: &Profile,
+    roll: &mut Roll,
+    tasks: &[Task],
+    seen: &mut Sightings,
+) -> Result<(), Unseen> {
+    let mut live = BTreeSet::new();
+    let (mut fresh, mut left_out) = (Vec::new(), 0);
+    for task in tasks.iter().filter(|task| task.process.pid == task.process.tgid) {
+        let process = &task.process;
+        // Between its fork and its program an exec is the init's own.
+        let Some(executable) = process.executable().filter(|file| file.place != Place::Initramfs) else {
+            continue;
+        };
+        let key = (process.pid, process.start_ns, executable.path.clone());
+        if !roll.known.contains(&key) {
+            roll.total += 1;
+            if fresh.len() < MAX_SEEN && roll.named < MAX_NAMED {
+                roll.named += 1;
+                let argv = tasks::arguments(space, profile, task.mm, MAX_SEEN_CHARS)?;
+                fresh.extend(Process { argv, ..process.clone() }.seen());
+            } else {
+                left_out += 1;
+            }
+        }
+        live.insert(key);
+    }
+    roll.known = live;
+    // Past the limit the totals come with the next that is named, or with none.
+    if !fresh.is_empty() {
+        seen.fact(HostFact::Processes {
+            seen: fresh,
+            left_out,
+            live: tasks.len() as u64,
+            total: roll.total,
+        })?;
+    }
+    Ok(())
 }
 
 /// Everything that the rules find, by process.

@@ -444,8 +444,9 @@ impl LiveVm for QemuVm {
     fn destroy(self: Box<Self>) -> Result<TeardownProof, TeardownFailed> {
         let begun = Instant::now();
         self.kill();
-        let QemuVm { vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration, .. } =
-            *self;
+        let QemuVm {
+            vmm, opens, cgroups, console, messages, disk, channel, qmp, facts, registration, ..
+        } = *self;
         let ended = wait_readable(&vmm.child.pidfd, KILL_DEADLINE);
         let reaped = ended.then(|| vmm.child.wait());
         let exists = facts.process.exists();
