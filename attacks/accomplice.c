@@ -8,6 +8,10 @@
  *   unload    unloads it; its exit function changes kernel text or the interrupt table
  *   remount   makes the root's mount writable
  *   root      becomes a process of the root image with user 0
+ *   time N    writes its wall clock, in nanoseconds, to /tmp/now-N
+ *
+ * "timed ORDER" writes the nanosecond of its wall clock at which it will obey to /tmp/due
+ * first, 400 ms ahead, so that the workload has the time to tell it.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,8 +34,30 @@ static void say(const char *what, long result) {
     }
 }
 
+static long long now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
 static void obey(const char *order) {
-    if (!strcmp(order, "load")) {
+    if (!strncmp(order, "timed ", 6)) {
+        long long due = now_ns() + 400000000LL;
+        FILE *told = fopen("/root/tmp/due", "w");
+        if (!told) return;
+        fprintf(told, "due %lld\n", due);
+        fclose(told);
+        while (now_ns() < due) {}
+        order += 6;
+    }
+    if (!strncmp(order, "time ", 5)) {
+        char path[64];
+        snprintf(path, sizeof path, "/root/tmp/now-%.8s", order + 5);
+        FILE *told = fopen(path, "w");
+        if (!told) return;
+        fprintf(told, "%lld\n", now_ns());
+        fclose(told);
+    } else if (!strcmp(order, "load")) {
         int file = open("/attack.ko", O_RDONLY);
         say(order, syscall(SYS_finit_module, file, "", 0));
     } else if (!strcmp(order, "unload")) {
