@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cold start: `hotcell run -- true`, end to end, beside plain QEMU that boots the same kernel and initramfs.
+"""Cold start: `hotcell run --cold -- true`, end to end, beside plain QEMU that boots the same kernel and initramfs.
 
 Usage: benches/cold.py [ROUNDS]   (default 10; needs a release build; uses HOTCELL_HOME or target/bench-home)
 
@@ -16,7 +16,7 @@ HOME = os.environ.setdefault("HOTCELL_HOME", os.path.join(ROOT, "target/bench-ho
 
 def hotcell():
     begun = time.monotonic()
-    out = subprocess.run([HOTCELL, "run", "--json", "--accel", "tcg", "--", "true"], capture_output=True, check=True)
+    out = subprocess.run([HOTCELL, "run", "--json", "--cold", "--accel", "tcg", "--", "true"], capture_output=True, check=True)
     return time.monotonic() - begun, json.loads(out.stdout.splitlines()[-1])
 
 
@@ -83,7 +83,7 @@ def main():
         ours.append(hotcell()[0])
         peer.append(plain(shape, append, *files))
     show = lambda name, t: print(f"{name:34} median {statistics.median(t):6.3f} s   min {min(t):6.3f}   max {max(t):6.3f}")
-    show("hotcell run -- true, end to end", ours)
+    show("hotcell run --cold -- true, end to end", ours)
     show("plain QEMU to ready, killed", peer)
     ratio = statistics.median(ours) / statistics.median(peer)
     print(f"ratio of the medians               {ratio:.3f} x   ({rounds} rounds, TCG, {os.cpu_count()} cores)")

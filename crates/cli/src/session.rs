@@ -66,7 +66,8 @@ impl Session {
         for left in registry.reap().map_err(Fatal::failed)? {
             eprintln!("hotcell: left by a dead owner, {}: {}", left.run_id, left.actions.join("; "));
         }
-        let acceleration: Acceleration = accel.resolve().map_err(Fatal::failed)?;
+        let acceleration: Acceleration =
+            accel.resolve_remembering(self.home.cache()).map_err(Fatal::failed)?;
         let boot_deadline = match acceleration.accel {
             hotcell_vm::Accel::Kvm => BOOT_DEADLINE_KVM,
             hotcell_vm::Accel::Tcg => BOOT_DEADLINE_TCG,

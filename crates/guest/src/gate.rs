@@ -22,6 +22,7 @@
 use crate::last::{Doing, Failure, console};
 use crate::permits::{Denial, Permit, Permits, needs_another};
 use crate::view::{ROOT, WORKSPACE};
+use crate::warm::{Candidate, candidates};
 use crate::{cgroup, confine};
 use hotcell_sys::guest::{Child, ExecEvent, ExecEvents, ForkPlan, Namespaces, exit_now, fork};
 use hotcell_wire::{
@@ -31,14 +32,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::thread::set_name;
+use rustix::time::Timespec;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Everything that the workload could put a file on. Those that are mounted
 /// `noexec` are marked too: the mount flag and the gate each hold alone.
@@ -54,6 +57,7 @@ const REPORT: usize = HEADER_LEN + 44 + MAX_RESOURCE;
 
 const ALLOW_DIGESTS: u8 = 1;
 const ENFORCE: u8 = 2;
+const WARM: u8 = 6;
 const PERMIT: u8 = 3;
 const END: u8 = 4;
 const GONE: u8 = 5;
@@ -135,6 +139,11 @@ impl Gate {
         self.tell(&[&[GONE], exec.to_le_bytes().as_slice()].concat())
     }
 
+    /// Lets it read ahead until it has something to do.
+    pub(crate) fn warm(&self) -> Result<(), Failure> {
+        self.tell(&[WARM])
+    }
+
     fn tell(&self, message: &[u8]) -> Result<(), Failure> {
         send(&self.control, message, SendFlags::NOSIGNAL).doing(|| "tell the gate".into())?;
         Ok(())
@@ -173,6 +182,10 @@ struct Judge {
     enforcing: Option<Enforcing>,
     /// Answers about inodes of the root image.
     kept: HashMap<u64, Answer>,
+    /// Digests of inodes of the root image that were read ahead.
+    known: HashMap<u64, [u8; 32]>,
+    /// What is still to be read ahead.
+    ahead: Vec<Candidate>,
     buffer: Vec<u8>,
     untold: u32,
 }
@@ -194,13 +207,24 @@ struct Answer {
 
 impl Judge {
     fn new(root: u64, workspace: u64) -> Judge {
-        let (list, kept, permits) = (HashSet::new(), HashMap::new(), Permits::default());
-        Judge { root, workspace, list, permits, enforcing: None, kept, buffer: vec![0; READ], untold: 0 }
+        Judge {
+            root,
+            workspace,
+            list: HashSet::new(),
+            permits: Permits::default(),
+            enforcing: None,
+            kept: HashMap::new(),
+            known: HashMap::new(),
+            ahead: Vec::new(),
+            buffer: vec![0; READ],
+            untold: 0,
+        }
     }
 
     fn learn(&mut self, message: &[u8]) {
         match message.split_first() {
             Some((&ALLOW_DIGESTS, digests)) => self.list.extend(digests.as_chunks::<32>().0),
+            Some((&WARM, [])) => self.ahead = candidates(Path::new(ROOT), self.root),
             Some((&ENFORCE, &[workspace])) => self.enforcing = Some(Enforcing { workspace: workspace != 0 }),
             Some((&PERMIT, rest)) => {
                 // One that can't be read is none, and nothing runs by it.
@@ -249,7 +273,8 @@ impl Judge {
             if let Some(&answer) = self.kept.get(&there.ino()) {
                 return answer;
             }
-            let answer = match self.digest(event) {
+            let known = self.known.get(&there.ino()).copied();
+            let answer = match known.or_else(|| self.digest(event.file())) {
                 Some(digest) if self.list.contains(&digest) => {
                     Answer { allow: true, rule: None, digest, follows: needs_another(event.file()) }
                 }
@@ -262,7 +287,7 @@ impl Judge {
             self.kept.insert(there.ino(), answer);
             answer
         } else if there.dev() == self.workspace && workspace {
-            match self.digest(event) {
+            match self.digest(event.file()) {
                 Some(digest) => {
                     let follows = needs_another(event.file());
                     Answer { allow: true, rule: Some(ExecRule::Workspace), digest, follows }
@@ -274,9 +299,22 @@ impl Judge {
         }
     }
 
-    fn digest(&mut self, event: &ExecEvent<'_>) -> Option<[u8; 32]> {
+    /// Reads the next file ahead.
+    fn read_ahead(&mut self) {
+        let Some(candidate) = self.ahead.pop() else { return };
+        let Some(file) = candidate.open() else { return };
+        let Ok(there) = file.metadata() else { return };
+        // The root image can't change, so what an inode of it holds is known for good.
+        if there.dev() == self.root
+            && let Some(digest) = self.digest(&file)
+            && candidate.program
+        {
+            self.known.insert(there.ino(), digest);
+        }
+    }
+
+    fn digest(&mut self, mut file: &File) -> Option<[u8; 32]> {
         let mut hasher = blake3::Hasher::new();
-        let mut file = event.file();
         loop {
             match file.read(&mut self.buffer) {
                 Ok(0) => return Some(*hasher.finalize().as_bytes()),
@@ -323,7 +361,9 @@ fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<In
     let mut message = vec![0; CONTROL];
     loop {
         let mut ready = [PollFd::new(events, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
-        match poll(&mut ready, None) {
+        let idle = !judge.ahead.is_empty();
+        match poll(&mut ready, idle.then_some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(0) => judge.read_ahead(),
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error).doing(|| "wait for executions".into()),
         }

@@ -44,6 +44,7 @@ mod start;
 mod syscalls;
 mod unpack;
 mod view;
+mod warm;
 
 pub use client::run as request;
 

@@ -32,6 +32,9 @@ pub const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
 /// the host has opened its end come through different queues, in either order; a clone's host sends
 /// its configuration in the moment in which it connects.
 pub const ABSENCE: Duration = Duration::from_millis(250);
+/// How long a machine whose host says nothing waits before it reads ahead. A host that boots a machine for a run has
+/// sent its configuration long before the channel opens.
+pub const BEFORE_READING_AHEAD: Duration = Duration::from_millis(20);
 /// How long quiescing waits for files that the kernel closes late.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -15,7 +15,7 @@ use crate::configure::{self, Configured};
 use crate::exec::Exec;
 use crate::gate::Gate;
 use crate::last::{self, Doing, Failure};
-use crate::limits::{COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
+use crate::limits::{BEFORE_READING_AHEAD, COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
 use crate::oom::OomLog;
 use crate::permits::Permit;
 use crate::poll::{Poll, Source};
@@ -66,6 +66,8 @@ struct Init {
     requests: Requests,
     gate: Gate,
     configured: Option<Configured>,
+    /// When to read ahead, if the host has said nothing by then.
+    read_ahead_at: Option<Instant>,
     collecting: BTreeMap<u32, Collecting>,
     execs: BTreeMap<u32, Exec>,
     /// Where the next round over the execs begins, so that each gets its turn.
@@ -87,6 +89,7 @@ pub(crate) fn serve(booted: Booted) -> ! {
         requests: Requests::new(listener),
         gate,
         configured: None,
+        read_ahead_at: Some(Instant::now() + BEFORE_READING_AHEAD),
         collecting: BTreeMap::new(),
         execs: BTreeMap::new(),
         turn: 0,
@@ -110,6 +113,7 @@ impl Init {
         let now = Instant::now();
         self.channel.expire(now);
         self.read_channel(now)?;
+        self.read_ahead(now)?;
         self.requests.expire(now);
         self.requests.accept(&self.poll, now);
         self.requests.pump(&mut self.channel, now);
@@ -136,10 +140,21 @@ impl Init {
             Quiet::Wanted { .. } => Some(Duration::from_millis(5)),
             _ => None,
         };
-        let deadlines = [self.requests.deadline(), self.channel.deadline()];
+        let deadlines = [self.requests.deadline(), self.channel.deadline(), self.read_ahead_at];
         let deadline = deadlines.into_iter().flatten().min();
         let deadline = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         [quiet, deadline].into_iter().flatten().min()
+    }
+
+    /// A host whose run waits has spoken when the channel opens. One that saves this machine says nothing.
+    fn read_ahead(&mut self, now: Instant) -> Result<(), Failure> {
+        if self.configured.is_some() {
+            self.read_ahead_at = None;
+        } else if self.read_ahead_at.is_some_and(|at| at <= now) {
+            self.read_ahead_at = None;
+            self.gate.warm()?;
+        }
+        Ok(())
     }
 
     fn hear(&mut self, source: Source) -> Result<(), Failure> {

@@ -1,7 +1,10 @@
 //! Which accelerator a machine gets.
 
+use crate::process::boot_id;
 use hotcell_sys::host::{KvmProbe, probe_kvm};
 use std::fmt;
+use std::fs;
+use std::path::Path;
 
 /// What the operator asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -72,6 +75,33 @@ impl AccelChoice {
         self.resolve_with(probe_kvm)
     }
 
+    /// The same; that KVM is too slow here is remembered in `cache` until the host boots again, since to
+    /// find it out takes a hundred times as long as to find a KVM that works. Asked for by name, it is always tried.
+    ///
+    /// # Errors
+    /// As [`AccelChoice::resolve`].
+    pub fn resolve_remembering(self, cache: &Path) -> Result<Acceleration, AccelRefused> {
+        let memory = cache.join("kvm-too-slow");
+        let boot = boot_id().unwrap_or_default();
+        if self == AccelChoice::Auto && !boot.is_empty() {
+            let known = fs::read_to_string(&memory).unwrap_or_default();
+            if let Some(rounds) =
+                known.strip_prefix(&format!("{boot} ")).and_then(|rest| rest.trim().parse().ok())
+            {
+                return self.resolve_with(|| KvmProbe::TooSlow { rounds_per_second: rounds });
+            }
+        }
+        self.resolve_with(|| {
+            let probe = probe_kvm();
+            if let KvmProbe::TooSlow { rounds_per_second } = probe {
+                // Whoever can't remember tries again.
+                let _ = fs::create_dir_all(cache)
+                    .and_then(|()| fs::write(&memory, format!("{boot} {rounds_per_second}\n")));
+            }
+            probe
+        })
+    }
+
     fn resolve_with(self, probe: impl FnOnce() -> KvmProbe) -> Result<Acceleration, AccelRefused> {
         if self == AccelChoice::Tcg {
             return Ok(Acceleration { accel: Accel::Tcg, why: "asked for".into() });
@@ -97,6 +127,19 @@ impl AccelChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn that_kvm_is_too_slow_is_known_until_the_next_boot_and_for_auto_alone() {
+        let home = tempfile::tempdir().unwrap();
+        let memory = home.path().join("kvm-too-slow");
+        // A figure that no probe gives shows where the answer comes from.
+        fs::write(&memory, format!("{} 123456\n", boot_id().unwrap())).unwrap();
+        let known = AccelChoice::Auto.resolve_remembering(home.path()).unwrap();
+        assert!(known.accel == Accel::Tcg && known.why.contains("123 k rounds/s"), "{known:?}");
+        fs::write(&memory, "another-boot 123456\n").unwrap();
+        let tried = AccelChoice::Auto.resolve_remembering(home.path()).unwrap();
+        assert!(!tried.why.contains("123 k rounds/s"), "{tried:?}");
+    }
 
     #[test]
     fn kvm_is_used_only_when_it_runs_code() {

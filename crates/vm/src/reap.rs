@@ -234,8 +234,9 @@ fn marked(registry: &Path) -> Vec<(ProcessId, String)> {
     processes
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
         .filter_map(|pid| {
-            let process = ProcessId::of(pid)?;
-            Some((process, marker(pid, registry)?))
+            // Most are somebody else's, and that is read fastest. The marker is looked at again before any signal.
+            let marker = marker(pid, registry)?;
+            Some((ProcessId::of(pid)?, marker))
         })
         .collect()
 }

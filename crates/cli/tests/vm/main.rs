@@ -22,3 +22,4 @@ mod record;
 mod refusals;
 mod signals;
 mod starts;
+mod templates;

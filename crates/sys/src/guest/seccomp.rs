@@ -85,6 +85,7 @@ impl std::error::Error for FilterError {}
 #[derive(Debug)]
 pub struct Filter {
     program: Vec<libc::sock_filter>,
+    #[cfg(feature = "host")]
     asks: bool,
 }
 
@@ -148,7 +149,11 @@ impl Filter {
         if program.len() > MAX_INSTRUCTIONS {
             return Err(FilterError::TooLong);
         }
-        Ok(Filter { program, asks: rules.iter().any(|rule| rule.verdict == Verdict::Ask) })
+        Ok(Filter {
+            program,
+            #[cfg(feature = "host")]
+            asks: rules.iter().any(|rule| rule.verdict == Verdict::Ask),
+        })
     }
 
     /// Whether a rule of it asks.
