@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")"
 seconds=${1:?usage: run.sh SECONDS [TARGET...]}
 shift
-[ $# -gt 0 ] || set -- event block file note disk
+[ $# -gt 0 ] || set -- event block file note disk memory kernel
 flags="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
 for part in inline-8bit-counters pc-table trace-compares; do flags="$flags -Cllvm-args=-sanitizer-coverage-$part"; done
 RUSTFLAGS="$flags" "${CARGO:-cargo}" build --release --target x86_64-unknown-linux-gnu

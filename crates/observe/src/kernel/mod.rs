@@ -44,6 +44,16 @@ pub enum KernelError {
     Io(#[from] std::io::Error),
 }
 
+/// Byte offset of a member, in a section of type information.
+pub fn type_offset(btf: &[u8], structure: &str, path: &str) -> Option<u32> {
+    btf::Btf::read(btf)?.offset(structure, path)
+}
+
+/// Address of a symbol, in read-only data that holds the kernel's own table; `text` is where its text was linked to.
+pub fn symbol_address(data: &[u8], text: u64, name: &str) -> Option<u64> {
+    kallsyms::Kallsyms::read(data, text)?.address(name)
+}
+
 /// A little-endian number at an offset.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|chunk| u16::from_le_bytes(*chunk))

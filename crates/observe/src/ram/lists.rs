@@ -5,8 +5,8 @@ use super::space::Space;
 use super::tasks::{SweepError, file_system, nowhere, path, text};
 use crate::kernel::{Profile, u32_at};
 
-/// Nodes of one list at most.
-const MAX_NODES: usize = 4096;
+/// Nodes of one list at most: a guest of ours has some ten modules, thirty file systems and one network device.
+const MAX_NODES: usize = 512;
 /// `MODULE_NAME_LEN` is 64 less a pointer; `IFNAMSIZ` is 16.
 const MAX_NAME: usize = 64;
 /// `ARPHRD_LOOPBACK` (`include/uapi/linux/if_arp.h`).
@@ -83,7 +83,7 @@ pub(super) fn modules(space: &Space<'_>, profile: &Profile) -> Result<Vec<String
 ///
 /// # Errors
 /// The list is torn, or memory can't be read.
-pub(super) fn net_devices(space: &Space<'_>, profile: &Profile) -> Result<Vec<NetDevice>, SweepError> {
+pub fn net_devices(space: &Space<'_>, profile: &Profile) -> Result<Vec<NetDevice>, SweepError> {
     let (o, head) = (&profile.offsets, space.at(profile.symbols.net_namespace_list, profile.symbols.text));
     let torn = |_| SweepError::Torn("a network device leads out of memory");
     let mut found = Vec::new();
@@ -94,6 +94,9 @@ pub(super) fn net_devices(space: &Space<'_>, profile: &Profile) -> Result<Vec<Ne
                 text(space, device.wrapping_add(u64::from(o.device_name)), 16).map_err(nowhere(torn))?;
             let mut kind = [0; 2];
             space.read(device.wrapping_add(u64::from(o.device_type)), &mut kind).map_err(nowhere(torn))?;
+            if found.len() >= MAX_NODES {
+                return Err(SweepError::Torn("the lists of network devices do not end"));
+            }
             found.push(NetDevice { name, loopback: u32::from(u16::from_le_bytes(kind)) == LOOPBACK });
         }
     }

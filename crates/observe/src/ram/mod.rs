@@ -20,7 +20,7 @@ mod space;
 mod tasks;
 mod text;
 
-pub use lists::{FileSystem, NetDevice};
+pub use lists::{FileSystem, NetDevice, net_devices};
 pub use locate::{LocateError, locate};
 pub use memory::{ReadError, Region, Source, VmmMemory};
 pub use nonce::find as find_nonce;

@@ -9,6 +9,8 @@ use super::space::Space;
 const PAGE: usize = 4096;
 /// Pages of PID 1 that are looked at; it has some 500.
 const MAX_PAGES: usize = 65_536;
+/// Page tables that are read; tables that lead back to themselves would have no end.
+const MAX_TABLES: usize = 4096;
 const FRAME: u64 = 0x000f_ffff_ffff_f000;
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
@@ -19,7 +21,8 @@ const LARGE: u64 = 1 << 7;
 /// The host can't read.
 pub fn find(space: &Space<'_>, tables: u64, marked: &[u8]) -> Result<Option<u64>, ReadError> {
     let mut pages = Vec::new();
-    collect(space, tables & FRAME, space.mapping().levels.min(5), &mut pages)?;
+    let mut left = MAX_TABLES;
+    collect(space, tables & FRAME, space.mapping().levels.min(5), &mut left, &mut pages)?;
     let mut head = vec![0; marked.len().min(PAGE)];
     for page in pages {
         match space.read_physical(page, &mut head) {
@@ -32,7 +35,15 @@ pub fn find(space: &Space<'_>, tables: u64, marked: &[u8]) -> Result<Option<u64>
 }
 
 /// Pages of the lower half, which is the process's own.
-fn collect(space: &Space<'_>, table: u64, level: u32, pages: &mut Vec<u64>) -> Result<(), ReadError> {
+fn collect(
+    space: &Space<'_>,
+    table: u64,
+    level: u32,
+    left: &mut usize,
+    pages: &mut Vec<u64>,
+) -> Result<(), ReadError> {
+    let Some(fewer) = left.checked_sub(1) else { return Ok(()) };
+    *left = fewer;
     let mut entries = vec![0; PAGE];
     match space.read_physical(table, &mut entries) {
         Ok(()) => {}
@@ -48,7 +59,7 @@ fn collect(space: &Space<'_>, table: u64, level: u32, pages: &mut Vec<u64>) -> R
         if level == 1 {
             pages.push(entry & FRAME);
         } else {
-            collect(space, entry & FRAME, level - 1, pages)?;
+            collect(space, entry & FRAME, level - 1, left, pages)?;
         }
     }
     Ok(())

@@ -230,7 +230,18 @@ impl TaskReader {
         let executables = self.executables(space, profile, places, &files)?;
         // Credentials last, and threads' parents by one more read.
         let creds: Vec<u64> = raws.iter().map(|raw| raw.u64(o.task_cred).unwrap_or(0)).collect();
-        let cred_bytes = o.cred_ambient.max(o.cred_fsuid) as usize + 8;
+        let members = [
+            o.cred_uid,
+            o.cred_gid,
+            o.cred_suid,
+            o.cred_euid,
+            o.cred_fsuid,
+            o.cred_inheritable,
+            o.cred_permitted,
+            o.cred_effective,
+            o.cred_ambient,
+        ];
+        let cred_bytes = members.into_iter().max().unwrap_or(0) as usize + 8;
         let fresh =
             gather_at(space, &raws.iter().map(|raw| raw.address).collect::<Vec<_>>(), o.task_cred, 8)?;
         let creds: Vec<(u64, usize)> = creds

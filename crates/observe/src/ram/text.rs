@@ -161,8 +161,9 @@ impl Guard {
         for at in self.hot.clone() {
             self.compare(space, profile, at, &mut changes)?;
         }
-        let mut done = 0;
-        while done < bytes && done < self.bytes() {
+        let (mut done, mut left) = (0, self.windows.len().saturating_sub(self.hot.len()));
+        while done < bytes && left > 0 {
+            left -= 1;
             let at = self.next;
             done += self.windows.get(at).map_or(1, |window| window.bytes);
             self.compare(space, profile, at, &mut changes)?;

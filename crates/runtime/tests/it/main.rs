@@ -11,5 +11,6 @@ mod honest;
 #[path = "../lab/mod.rs"]
 mod lab;
 mod lying;
+mod observed;
 mod panics;
 mod refused;

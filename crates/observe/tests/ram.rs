@@ -1,0 +1,377 @@
+//! The reader of guest memory over memories made by hand: every structure where a made-up profile says.
+
+use hotcell_decide::{Life, Place};
+use hotcell_observe::kernel::{JumpEntry, Offsets, Profile, Symbols};
+use hotcell_observe::ram::{
+    Guard, Mapping, Part, Places, ReadError, Region, Source, Space, SweepError, TaskReader, find_nonce,
+    locate, net_devices,
+};
+use hotcell_sys::host::Range;
+use proptest::prelude::*;
+
+const DIRECT: u64 = 0xffff_8880_0000_0000;
+const TEXT: u64 = 0xffff_ffff_8120_0000;
+const LINKED: u64 = 0xffff_ffff_8100_0000;
+const PHYSICAL: u64 = 0x20_0000;
+const BYTES: usize = 0x60_0000;
+
+/// Guest memory in a vector.
+struct Memory {
+    bytes: Vec<u8>,
+    regions: Vec<Region>,
+    /// An address outside leads to one inside, so that hostile pointers lead somewhere.
+    wraps: bool,
+}
+
+impl Source for Memory {
+    fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    fn read(&self, ranges: &[Range], into: &mut [u8]) -> Result<(), ReadError> {
+        let mut at = 0;
+        for range in ranges {
+            for inside in 0..range.bytes {
+                let from = range.address as usize + inside;
+                let from = if self.wraps { from % self.bytes.len() } else { from };
+                into[at] = self.bytes[from];
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Offsets eight apart in structures of 1 KiB, so that none overlaps another.
+fn profile() -> Profile {
+    let json = serde_json::to_value(Offsets::default()).unwrap();
+    let names: Vec<String> = json.as_object().unwrap().keys().cloned().collect();
+    let spread: serde_json::Map<String, serde_json::Value> =
+        names.iter().zip(0..).map(|(name, at)| (name.clone(), (16 + at * 16).into())).collect();
+    let mut offsets: Offsets = serde_json::from_value(spread.into()).unwrap();
+    // Names at the start of what holds them, and lists as deep as they are.
+    (offsets.qstr_len, offsets.qstr_name) = (4, 8);
+    let at = |inside: u64| LINKED + inside;
+    let symbols = Symbols {
+        text: LINKED,
+        stext: LINKED,
+        etext: at(0x2_0000),
+        start_rodata: at(0x2_0000),
+        end_rodata: at(0x3_0000),
+        end: at(0x10_0000),
+        phys_base: at(0x4_0000),
+        init_top_pgt: at(0x5_0000),
+        page_offset_base: at(0x4_0008),
+        linux_banner: at(0x2_0100),
+        init_task: at(0x6_0000),
+        init_pid_ns: at(0x7_0000),
+        modules: at(0x7_1000),
+        net_namespace_list: at(0x7_2000),
+        super_blocks: at(0x7_3000),
+        idt_table: at(0x8_0000),
+        sys_call_table: at(0x2_1000),
+        entry_syscall: at(0x1000),
+    };
+    Profile {
+        offsets,
+        symbols,
+        banner: "Linux version 6.1.0-test (test) #1\n".into(),
+        jumps: vec![JumpEntry { code: 0x100, target: 0x180 }, JumpEntry { code: 0x1_fffd, target: 0x200 }],
+        calls: vec![0x300],
+        functions: vec![0x400, 0x800],
+    }
+}
+
+/// A kernel that runs, with one task more than it has to.
+struct Kernel {
+    memory: Memory,
+    profile: Profile,
+}
+
+impl Kernel {
+    fn new(levels: u32) -> Kernel {
+        let regions = vec![Region { guest: 0, host: 0, bytes: BYTES as u64 }];
+        let memory = Memory { bytes: vec![0; BYTES], regions, wraps: false };
+        let mut kernel = Kernel { memory, profile: profile() };
+        let symbols = kernel.profile.symbols.clone();
+        let banner = kernel.profile.banner.clone();
+        kernel.put(kernel.image(symbols.linux_banner), banner.as_bytes());
+        // phys_base: what must be added to an address less the start of the map.
+        kernel.number(kernel.image(symbols.phys_base), PHYSICAL.wrapping_sub(TEXT - 0xffff_ffff_8000_0000));
+        kernel.number(kernel.image(symbols.page_offset_base), DIRECT);
+        kernel.tables(kernel.image(symbols.init_top_pgt), levels);
+        for head in [symbols.modules, symbols.net_namespace_list, symbols.super_blocks] {
+            kernel.empty_list(kernel.image(head), TEXT + (head - LINKED));
+        }
+        let init = kernel.image(symbols.init_task);
+        let comm = u64::from(kernel.profile.offsets.task_comm);
+        kernel.put(init + comm, b"swapper/0");
+        kernel.number(init + u64::from(kernel.profile.offsets.task_cred), TEXT + 0x9_0000);
+        let links = u64::from(kernel.profile.offsets.task_tasks);
+        kernel.empty_list(init + links, TEXT + (symbols.init_task - LINKED) + links);
+        kernel
+    }
+
+    /// Where something of the image lies.
+    fn image(&self, linked: u64) -> u64 {
+        linked - LINKED + PHYSICAL
+    }
+
+    fn put(&mut self, physical: u64, bytes: &[u8]) {
+        self.memory.bytes[physical as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn number(&mut self, physical: u64, number: u64) {
+        self.put(physical, &number.to_le_bytes());
+    }
+
+    fn empty_list(&mut self, physical: u64, address: u64) {
+        self.number(physical, address);
+    }
+
+    /// Page tables that map the image and the direct map's first GiB with large pages.
+    fn tables(&mut self, root: u64, levels: u32) {
+        let mut next = 0x40_0000;
+        for address in [TEXT, DIRECT] {
+            let mut table = root;
+            for level in (3..=levels).rev() {
+                let at = table + ((address >> (12 + 9 * (level - 1))) & 0x1ff) * 8;
+                let held = u64::from_le_bytes(self.memory.bytes[at as usize..][..8].try_into().unwrap());
+                table = if held & 1 == 1 { held & !0xfff } else { next };
+                if held & 1 == 0 {
+                    self.number(at, next | 1);
+                    next += 0x1000;
+                }
+            }
+            let pages: Vec<(u64, u64)> = match address {
+                TEXT => vec![(TEXT, PHYSICAL)],
+                _ => (0..3).map(|page| (DIRECT + (page << 21), page << 21)).collect(),
+            };
+            for (address, physical) in pages {
+                self.number(table + ((address >> 21) & 0x1ff) * 8, physical | 1 | 1 << 7);
+            }
+        }
+    }
+
+    fn mapping(&self) -> Mapping {
+        locate(&self.memory, &self.profile).unwrap()
+    }
+
+    /// Adds a task behind the first; gives its address.
+    fn task(&mut self, at: u64, pid: u32, uid: u32) -> u64 {
+        let o = self.profile.offsets.clone();
+        let address = DIRECT + at;
+        let init = self.image(self.profile.symbols.init_task);
+        let links = u64::from(o.task_tasks);
+        let head = TEXT + (self.profile.symbols.init_task - LINKED) + links;
+        self.number(init + links, address + links);
+        self.number(at + links, head);
+        self.put(at + u64::from(o.task_pid), &pid.to_le_bytes());
+        self.put(at + u64::from(o.task_tgid), &pid.to_le_bytes());
+        self.put(at + u64::from(o.task_comm), b"sh\0");
+        let (cred, mm, file) = (at + 0x1000, at + 0x2000, at + 0x3000);
+        self.number(at + u64::from(o.task_cred), DIRECT + cred);
+        for offset in [o.cred_uid, o.cred_euid, o.cred_suid, o.cred_fsuid] {
+            self.put(cred + u64::from(offset), &uid.to_le_bytes());
+        }
+        self.number(at + u64::from(o.task_mm), DIRECT + mm);
+        self.number(mm + u64::from(o.mm_exe_file), DIRECT + file);
+        let (mount, dentry, inode, super_block) = (at + 0x4000, at + 0x5000, at + 0x6000, 0x30_0000);
+        self.number(file + u64::from(o.file_mnt), DIRECT + mount);
+        self.number(file + u64::from(o.file_dentry), DIRECT + dentry);
+        self.number(file + u64::from(o.file_inode), DIRECT + inode);
+        self.number(inode + u64::from(o.inode_sb), DIRECT + super_block);
+        // /sh, in the root of its file system.
+        let root = at + 0x7000;
+        self.number(dentry + u64::from(o.dentry_parent), DIRECT + root);
+        self.number(root + u64::from(o.dentry_parent), DIRECT + root);
+        let name = dentry + u64::from(o.dentry_name);
+        self.put(name + 4, &2u32.to_le_bytes());
+        self.number(name + 8, DIRECT + at + 0x7800);
+        self.put(at + 0x7800, b"sh");
+        address
+    }
+}
+
+const PLACES: Places = Places { initramfs: 0, root: DIRECT + 0x30_0000, workspace: 0 };
+
+#[test]
+fn the_kernel_is_found_with_four_and_with_five_levels() {
+    for levels in [4, 5] {
+        let mapping = Kernel::new(levels).mapping();
+        assert_eq!((mapping.text, mapping.text_physical, mapping.direct), (TEXT, PHYSICAL, DIRECT));
+        assert_eq!(mapping.levels, levels);
+    }
+}
+
+#[test]
+fn a_kernel_that_contradicts_itself_is_not_believed() {
+    let damage: [(&str, fn(&mut Kernel)); 4] = [
+        ("version line", |kernel| {
+            kernel.put(kernel.image(kernel.profile.symbols.linux_banner), b"Linux version 5")
+        }),
+        ("direct map", |kernel| {
+            kernel.number(kernel.image(kernel.profile.symbols.page_offset_base), DIRECT + 1)
+        }),
+        ("page tables", |kernel| {
+            kernel.number(kernel.image(kernel.profile.symbols.init_top_pgt) + 511 * 8, 0)
+        }),
+        ("name", |kernel| {
+            let comm =
+                kernel.image(kernel.profile.symbols.init_task) + u64::from(kernel.profile.offsets.task_comm);
+            kernel.put(comm, b"nothing");
+        }),
+    ];
+    for (what, damage) in damage {
+        let mut kernel = Kernel::new(4);
+        damage(&mut kernel);
+        assert!(locate(&kernel.memory, &kernel.profile).is_err(), "{what}");
+    }
+}
+
+#[test]
+fn a_task_is_read_with_its_user_and_its_file() {
+    let mut kernel = Kernel::new(5);
+    kernel.task(0x28_0000, 42, 1000);
+    let space = Space::new(&kernel.memory, kernel.mapping());
+    let mut reader = TaskReader::default();
+    // The second sweep reads what the first one knows with fewer calls, and sees the same.
+    let first = reader.sweep(&space, &kernel.profile, &PLACES).unwrap();
+    assert_eq!(first, reader.sweep(&space, &kernel.profile, &PLACES).unwrap());
+    let process = &first[1].process;
+    assert_eq!((process.pid, process.uids, process.name.as_str()), (42, [1000; 4], "sh"));
+    let Life::Running(Some(executable)) = &process.life else { panic!("{process:?}") };
+    assert_eq!((executable.path.as_str(), &executable.place), ("/sh", &Place::Root));
+    let elsewhere = reader.sweep(&space, &kernel.profile, &Places::default());
+    assert!(matches!(elsewhere, Err(SweepError::Torn(_))), "a file system without a type: {elsewhere:?}");
+}
+
+#[test]
+fn a_list_that_does_not_end_or_leads_nowhere_is_torn() {
+    for next in [0x28_0000 + DIRECT, 8, u64::MAX] {
+        let mut kernel = Kernel::new(4);
+        kernel.task(0x28_0000, 42, 1000);
+        let links = u64::from(kernel.profile.offsets.task_tasks);
+        let target = if next == 0x28_0000 + DIRECT { next + links } else { next };
+        kernel.number(0x28_0000 + links, target);
+        let space = Space::new(&kernel.memory, kernel.mapping());
+        let swept = TaskReader::default().sweep(&space, &kernel.profile, &PLACES);
+        assert!(matches!(swept, Err(SweepError::Torn(_))), "{next:#x}: {swept:?}");
+    }
+}
+
+#[test]
+fn a_network_device_is_seen() {
+    let mut kernel = Kernel::new(4);
+    let o = kernel.profile.offsets.clone();
+    let head = kernel.profile.symbols.net_namespace_list;
+    let (net, device) = (0x28_0000, 0x28_8000);
+    kernel.number(kernel.image(head), DIRECT + net + u64::from(o.net_list));
+    kernel.number(net + u64::from(o.net_list), TEXT + (head - LINKED));
+    let devices = net + u64::from(o.net_devices);
+    kernel.number(devices, DIRECT + device + u64::from(o.device_list));
+    kernel.number(device + u64::from(o.device_list), DIRECT + devices);
+    kernel.put(device + u64::from(o.device_name), b"eth0\0");
+    let kind = device + u64::from(o.device_type);
+    for (number, loopback) in [(1u16, false), (772, true)] {
+        kernel.put(kind, &number.to_le_bytes());
+        let space = Space::new(&kernel.memory, kernel.mapping());
+        let found = net_devices(&space, &kernel.profile).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].name.as_str(), found[0].loopback), ("eth0", loopback));
+    }
+}
+
+#[test]
+fn the_nonce_is_found_in_its_process_alone() {
+    let mut kernel = Kernel::new(4);
+    let (root, page) = (0x50_0000, 0x58_0000);
+    for (table, next) in
+        [(root, 0x50_1000), (0x50_1000, 0x50_2000), (0x50_2000, 0x50_3000), (0x50_3000, page)]
+    {
+        kernel.number(table + 5 * 8, next | 1);
+    }
+    kernel.put(page, b"mark and nonce");
+    // The same in memory that is nobody's of this process.
+    kernel.put(0x59_0000, b"mark and another");
+    let space = Space::new(&kernel.memory, kernel.mapping());
+    assert_eq!(find_nonce(&space, root, b"mark and nonce").unwrap(), Some(page));
+    assert_eq!(find_nonce(&space, root, b"mark and another").unwrap(), None);
+}
+
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+fn guarded(change: impl FnOnce(&mut Kernel)) -> Vec<Part> {
+    let mut kernel = Kernel::new(4);
+    let text = PHYSICAL;
+    kernel.put(text + 0x100, &NOP);
+    kernel.put(text + 0x1_fffd, &[0x66, 0x90]);
+    kernel.put(text + 0x300, &[0xe8, 0xfb, 0x00, 0x00, 0x00]);
+    let mapping = kernel.mapping();
+    let mut guard = {
+        let space = Space::new(&kernel.memory, mapping);
+        Guard::new(&space, &kernel.profile, [7; 32]).unwrap()
+    };
+    change(&mut kernel);
+    let space = Space::new(&kernel.memory, mapping);
+    let whole = guard.bytes();
+    let changes = guard.look(&space, &kernel.profile, whole).unwrap();
+    let mut parts: Vec<Part> = changes.into_iter().map(|change| change.part).collect();
+    parts.dedup();
+    parts
+}
+
+#[test]
+fn a_switched_branch_is_let_be_and_any_other_change_is_seen() {
+    let text = PHYSICAL;
+    assert_eq!(guarded(|_| {}), []);
+    // jmp to 0x180, and back to 0x200 from 0x1fffd is too far for two bytes, so that one stays.
+    assert_eq!(guarded(|kernel| kernel.put(text + 0x100, &[0xe9, 0x7b, 0, 0, 0])), []);
+    assert_eq!(guarded(|kernel| kernel.put(text + 0x100, &[0xcc, 0x7b, 0, 0, 0])), [], "on its way");
+    assert_eq!(guarded(|kernel| kernel.put(text + 0x300, &[0xe8, 0xfb, 0x04, 0, 0])), [], "another function");
+    for (what, at, bytes) in [
+        ("a jump elsewhere", 0x100, &[0xe9, 0x7c, 0, 0, 0][..]),
+        ("another instruction", 0x100, &[0x90, 0x90, 0x90, 0x90, 0x90]),
+        ("a call into a function", 0x300, &[0xe8, 0xfc, 0, 0, 0]),
+        ("a breakpoint over nothing legal", 0x100, &[0xcc, 1, 2, 3, 4]),
+        ("any other byte", 0x5000, &[1]),
+        ("the last one", 0x1_fffc, &[1]),
+        ("the byte behind a branch", 0x105, &[1]),
+    ] {
+        assert_eq!(guarded(|kernel| kernel.put(text + at, bytes)), [Part::Text], "{what}");
+    }
+    assert_eq!(guarded(|kernel| kernel.put(text + 0x2_8000, &[1])), [Part::ReadOnly]);
+    assert_eq!(guarded(|kernel| kernel.put(text + 0x8_0ffc, &[1])), [Part::Table], "interrupts");
+    assert_eq!(
+        guarded(|kernel| kernel.put(text + 0x2_1008, &[1])),
+        [Part::Table, Part::ReadOnly],
+        "system calls"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Pointers that lead anywhere, numbers that are anything.
+    #[test]
+    fn no_memory_panics_or_hangs_the_reader(seed in proptest::collection::vec(any::<u8>(), 64..4096), levels in 4u32..=5) {
+        let regions = vec![Region { guest: 0, host: 0, bytes: 1 << 40 }];
+        let memory = Memory { bytes: seed, regions, wraps: true };
+        let profile = profile();
+        let _ = locate(&memory_of(&memory), &profile);
+        let mapping = Mapping { text: TEXT, text_physical: PHYSICAL, image_bytes: 1 << 20, direct: DIRECT, tables: 0x1000, levels };
+        let space = Space::new(&memory, mapping);
+        let mut reader = TaskReader::default();
+        for _ in 0..2 {
+            let _ = reader.sweep(&space, &profile, &PLACES);
+        }
+        let _ = net_devices(&space, &profile);
+        let _ = find_nonce(&space, 0x2000, b"mark");
+    }
+}
+
+/// The same with one small region: a search by steps ends soon.
+fn memory_of(memory: &Memory) -> Memory {
+    let regions = vec![Region { guest: 0, host: 0, bytes: 64 << 20 }];
+    Memory { bytes: memory.bytes.clone(), regions, wraps: true }
+}
