@@ -356,7 +356,7 @@ mod tests {
         let flood = header(EntryType::GNULongName, 512).repeat(1);
         let flood = [flood, vec![b'n'; 512]].concat().repeat(5);
         for (bytes, words) in [
-            (vec![b'x'; 512], "number"),
+            (vec![b'x'; 512], "sum"),
             (flipped, "sum"),
             (header(EntryType::GNULongName, u64::MAX >> 1), "too long"),
             (header(EntryType::XHeader, MAX_NOTE + 1), "too long"),

@@ -347,7 +347,8 @@ impl Driver<'_> {
             spoke,
         } = copy;
         drop(stdin);
-        let guest = guests_word(ended.as_ref(), &spoke.unwrap_or_default());
+        let spoke = spoke.unwrap_or_default();
+        let guest = guests_word(ended.as_ref(), &spoke);
         let refused = match (&sent, &received) {
             (Some(Err(Unsent::Source(why))), _) | (_, Some(Some(Err(why)))) => Some(why.clone()),
             _ => None,
@@ -366,7 +367,18 @@ impl Driver<'_> {
             (_, Some(why), None) => Err(CopyError::Failed(why)),
             (_, None, None) if unfinished() => Err(CopyError::Failed("the guest stopped reading".into())),
             (_, None, None) => match received.flatten() {
-                Some(Ok(staged)) => self.take_over(*staged)?.map_err(CopyError::Failed),
+                Some(Ok(staged)) => {
+                    let taken = self.take_over(*staged)?.map_err(CopyError::Failed);
+                    taken.map(|(mut result, count)| {
+                        // What it left out itself: FIFOs, sockets, devices.
+                        let words = spoke
+                            .lines()
+                            .take(20)
+                            .map(|line| format!("(the guest says) {}", line.escape_debug()));
+                        result.left_out.extend(words);
+                        (result, count)
+                    })
+                }
                 _ => {
                     let (entries, bytes) = sending.unwrap_or_default();
                     Ok((CopyResult { entries, bytes, left_out: Vec::new(), place: None }, 0))
