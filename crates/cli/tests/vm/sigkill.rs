@@ -125,6 +125,13 @@ fn kill_at(point: &str, after: Duration, source: &Path) -> String {
         std::thread::sleep(Duration::from_millis(1));
     }
     let late = live.is_over();
+    if point == "first output" && !late {
+        // The control: what is looked for afterwards is found while it is there.
+        let there = left(&run_id);
+        for part in ["VMM ", "state/live", "holds "] {
+            assert!(there.iter().any(|found| found.contains(part)), "{part} is not found: {there:?}");
+        }
+    }
     if !late {
         live.signal(Signal::KILL);
     }
