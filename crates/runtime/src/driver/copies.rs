@@ -252,7 +252,10 @@ impl Driver<'_> {
         let begin = ExecBegin {
             program: own.program,
             stdin: u8::from(own.program == Program::Unpack),
-            reserved: [0; 2],
+            // It executes nothing.
+            spawn: 0,
+            reserved: 0,
+            binary: [0; 32],
             uid: own.uid.into(),
             gid: own.gid.into(),
             text_len: (text.len() as u32).into(),
