@@ -75,12 +75,52 @@ pub(crate) struct Run {
     /// Seconds that the run may take, 1 to 3600; overrides the policy's.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) timeout: Option<u32>,
+    /// Copy a file or folder of this host into the machine before the command runs; DST is an absolute path in /workspace,
+    /// /tmp or /dev/shm, and what SRC becomes. May be given several times.
+    #[arg(long, value_name = "SRC:DST", value_parser = put)]
+    pub(crate) put: Vec<(PathBuf, String)>,
+    /// Copy a file or folder out of the machine after the command, into the record's folder `files`. May be given several
+    /// times.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) get: Vec<String>,
+    /// A variable of the command's environment. May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub(crate) env: Vec<(String, String)>,
+    /// The command's working directory, an absolute path in the machine; else the image's, else /workspace.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cwd: Option<String>,
+    /// Numbers of the command's user and group, not 0; else the image's.
+    #[arg(long, value_name = "UID[:GID]", value_parser = user)]
+    pub(crate) user: Option<(u32, u32)>,
     /// Print the result as one JSON object, the last line on stdout.
     #[arg(long)]
     pub(crate) json: bool,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) argv: Vec<String>,
+}
+
+/// The last `:/` parts the two, since the guest's path is absolute and a path of this host may have a colon.
+fn put(text: &str) -> Result<(PathBuf, String), String> {
+    match text.rsplit_once(":/") {
+        Some((source, target)) if !source.is_empty() => Ok((source.into(), format!("/{target}"))),
+        _ => Err("write SRC:DST, DST an absolute path in the machine".into()),
+    }
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("write NAME=VALUE".into()),
+    }
+}
+
+fn user(text: &str) -> Result<(u32, u32), String> {
+    let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+    // All ones means "leave as it is" to the kernel.
+    let number = |text: &str| text.parse().ok().filter(|number| (1..u32::MAX).contains(number));
+    let named = number(uid).zip(number(gid));
+    named.ok_or_else(|| "write numbers, not 0: UID or UID:GID".into())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -280,6 +320,19 @@ mod tests {
         }
         for command in below {
             commands(command, &format!("{path} {}", command.get_name()), into);
+        }
+    }
+
+    #[test]
+    fn values_are_taken_apart_where_they_can_only_be() {
+        assert_eq!(put("a:b:/workspace/x:y"), Ok(("a:b".into(), "/workspace/x:y".into())));
+        assert_eq!(put("a:/b:/c"), Ok(("a:/b".into(), "/c".into())));
+        assert!(put("a").is_err() && put("a:b").is_err() && put(":/b").is_err());
+        assert_eq!(variable("A=b=c\n"), Ok(("A".into(), "b=c\n".into())));
+        assert!(variable("=b").is_err() && variable("A").is_err());
+        assert_eq!((user("7"), user("7:8")), (Ok((7, 7)), Ok((7, 8))));
+        for wrong in ["0", "1:0", "4294967295", "-1", "root", "1:", ""] {
+            assert!(user(wrong).is_err(), "{wrong}");
         }
     }
 

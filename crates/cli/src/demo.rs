@@ -72,7 +72,7 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
             policy.capabilities.write = vec!["/workspace/report.txt".into()];
         }
         let argv = ["/bin/sh", "-c", scene.script].map(String::from).to_vec();
-        let job = Job { image: "busybox".into(), name: None, policy, argv };
+        let job = Job { image: "busybox".into(), name: None, policy, argv, env: Vec::new(), cwd: None };
         let mut prepared = session.prepare(job)?;
         session.attach_template(&runtime, &mut prepared);
         let Prepared { spec, boot, advisor, .. } = prepared;

@@ -1,9 +1,10 @@
 //! `hotcell run`.
 
-use crate::args;
+use crate::args::{self, Run};
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
 use hotcell_policy::PolicyDraft;
+use hotcell_runtime::{CopyError, CopyResult, GetRequest, PutRequest};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
 use hotcell_vm::{AccelChoice, JailChoice};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -33,14 +34,20 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     if let Some(timeout) = args.timeout {
         policy.limits.timeout_s = timeout;
     }
+    // Looked at before anything exists: a source that can't be copied costs no machine.
+    let puts = args.put.iter().map(|(source, target)| PutRequest::new(source, target));
+    let puts = puts.collect::<Result<Vec<PutRequest>, CopyError>>().map_err(Fatal::failed)?;
     let session = Session::open()?;
     let mut runtime = session.runtime(args.accel.into(), args.jail.into(), args.out)?;
-    let job = Job { image: args.image, name: args.name, policy, argv: args.argv };
+    let (cold, asked_user) = (args.cold, args.user);
+    let Run { image, name, argv, env, cwd, get: gets, .. } = args;
+    let job = Job { image, name, policy, argv, env, cwd };
     let mut prepared = session.prepare(job)?;
-    if !args.cold {
+    if !cold {
         session.attach_template(&runtime, &mut prepared);
     }
     let Prepared { spec, boot, advisor, user } = prepared;
+    let user = asked_user.unwrap_or(user);
     runtime.advisor = Some(advisor);
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|error| Fatal::failed(format!("can't handle signals: {error}")))?;
@@ -60,7 +67,20 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
             interrupter.interrupt(signal);
         }
     });
+    let mut all_put = true;
+    for mut put in puts {
+        (put.uid, put.gid) = user;
+        all_put = all_put && copied(&run, "put", run.put(put));
+    }
+    // A command without its files is not what was asked for.
+    let request = request.filter(|_| all_put);
     let result = request.and_then(|request| run.exec(request, io).wait().ok());
+    if result.is_some() {
+        for path in gets {
+            let get = GetRequest { uid: user.0, gid: user.1, ..GetRequest::into_bundle(path) };
+            copied(&run, "get", run.get(get));
+        }
+    }
     let report = run.finish();
     handle.close();
     let _ = watcher.join();
@@ -69,6 +89,22 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
         print_json(&report, line_open.load(Ordering::Relaxed));
     }
     Ok(ExitCode::from(exit_code(&report, result.as_ref())))
+}
+
+/// Whether a copy was made. Where it could not be, the run is FAILED: it was asked for.
+fn copied(run: &hotcell_runtime::Run, what: &str, outcome: Result<CopyResult, CopyError>) -> bool {
+    match outcome {
+        Ok(result) => {
+            for left in &result.left_out {
+                eprintln!("hotcell: {what}: left out {left}");
+            }
+            return true;
+        }
+        // Why is the report's to say.
+        Err(error @ CopyError::RunEnded(_)) => eprintln!("hotcell: {what}: {error}"),
+        Err(error) => run.fail(what, &error.to_string()),
+    }
+    false
 }
 
 fn read_policy(path: &Path) -> Result<PolicyDraft, Fatal> {

@@ -35,6 +35,10 @@ pub(crate) struct Job {
     pub(crate) name: Option<String>,
     pub(crate) policy: PolicyDraft,
     pub(crate) argv: Vec<String>,
+    /// Variables beyond, or in place of, the image's and our own.
+    pub(crate) env: Vec<(String, String)>,
+    /// In place of the image's.
+    pub(crate) cwd: Option<String>,
 }
 
 /// Measured and sealed.
@@ -164,6 +168,12 @@ impl Session {
             } else {
                 command.cwd.clone_from(workdir);
             }
+        }
+        for (name, value) in job.env {
+            command.env.insert(name, value.into());
+        }
+        if let Some(cwd) = job.cwd {
+            command.cwd = cwd;
         }
         draft.command = Some(command);
         draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());

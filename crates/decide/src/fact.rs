@@ -180,8 +180,25 @@ pub enum HostFact {
         /// Its digest.
         #[serde(with = "hotcell_policy::hex")]
         digest: Digest,
-        /// Permission bits.
+        /// Type and permission bits, as `st_mode` has them: 0o100644 is a file, 0o040755 a directory, 0o120777 a link.
         mode: u32,
+    },
+    /// A copy ended: all that was asked for, or the error says what is missing.
+    CopyEnded {
+        /// The exec that the guest did it in.
+        exec: u64,
+        /// Which way.
+        direction: Direction,
+        /// Path inside the guest.
+        path: String,
+        /// Files, directories and links that were copied.
+        entries: u64,
+        /// Bytes of files that were copied.
+        bytes: u64,
+        /// Entries that the host did not take.
+        left_out: u64,
+        /// Why it was not done; none where it was.
+        error: Option<String>,
     },
     /// An observer took the state that its later looks compare with, before anything of the workload ran.
     Armed {
@@ -454,6 +471,7 @@ impl HostFact {
             HostFact::VmExited { .. } => "hotcell.vm_exited",
             HostFact::ExecEnded { .. } => "hotcell.exec_ended",
             HostFact::Copied { .. } => "hotcell.copied",
+            HostFact::CopyEnded { .. } => "hotcell.copy_ended",
             HostFact::Armed { .. } => "hotcell.armed",
             HostFact::Processes { .. } => "hotcell.processes",
             HostFact::Watched { .. } => "hotcell.watched",

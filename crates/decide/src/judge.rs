@@ -372,6 +372,7 @@ impl Judge {
             | HostFact::VmExited { .. }
             | HostFact::ExecEnded { .. }
             | HostFact::Copied { .. }
+            | HostFact::CopyEnded { .. }
             | HostFact::Armed { .. }
             | HostFact::DiskRead { .. }
             | HostFact::Processes { .. }

@@ -51,7 +51,16 @@ fn one_of_each() -> Vec<HostFact> {
             path: text("/workspace/a"),
             bytes: 1,
             digest,
-            mode: 0o644,
+            mode: 0o100_644,
+        },
+        HostFact::CopyEnded {
+            exec: 2,
+            direction: Direction::Out,
+            path: text("/workspace/a"),
+            entries: 1,
+            bytes: 1,
+            left_out: 0,
+            error: Some(text("x")),
         },
         HostFact::Armed { observer: text("ram"), armed: true, basis: text("x") },
         HostFact::Processes {

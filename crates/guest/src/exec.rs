@@ -180,6 +180,13 @@ impl Exec {
         }
     }
 
+    /// Nobody reads this output any more: whoever writes to it gets SIGPIPE, as with any pipe.
+    pub(crate) fn close_output(&mut self, stream: Stream) {
+        for output in self.outputs.iter_mut().filter(|output| output.stream == stream) {
+            output.pipe = None;
+        }
+    }
+
     /// Bytes for stdin.
     pub(crate) fn take_stdin(&mut self, bytes: &[u8], channel: &mut Channel) -> Result<(), BeyondCredit> {
         let count = u32::try_from(bytes.len()).map_err(|_| BeyondCredit)?;

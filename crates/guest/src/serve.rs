@@ -239,6 +239,7 @@ impl Init {
             HostFrame::Credit { stream, bytes } => {
                 self.with_exec(id, |exec, _| exec.credit(stream, bytes));
             }
+            HostFrame::CloseOutput(stream) => self.with_exec(id, |exec, _| exec.close_output(stream)),
             HostFrame::Reply(reply) => {
                 self.requests.reply(id, &reply, &mut self.channel, Instant::now());
             }

@@ -6,26 +6,32 @@
 //! link at all, and the last step is taken relative to an open parent.
 //!
 //! What it guarantees: nothing outside the working directory is touched; a
-//! file is either whole or missing, since it is written under a temporary
-//! name; modes (without set-id bits) and times are the archive's; links lead
+//! file is either whole or missing, since it has no name while it is written
+//! (so that whoever reads the disk from outside sees no other names than the
+//! archive's either); modes (without set-id bits) and times are the archive's; links lead
 //! to places inside the tree.
 //! What it does not: owners (all is the workload's), devices, FIFOs, sockets.
 //! Who may call: `confine`, in a child that is already walled in.
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, futimens, linkat, mkdirat,
-    open, openat, openat2, renameat, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, futimens, linkat,
+    mkdirat, open, openat, openat2, renameat, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use tar::{Archive, Entry, EntryType};
 
-/// Where a file grows until it is whole. One process unpacks one file at a time.
+/// Where a file grows until it is whole, on a file system that has no files without a name. One process unpacks one file
+/// at a time.
 const PARTIAL: &str = ".hotcell-partial";
+/// Bytes of a file that are taken at once.
+const PIECE: usize = 256 * 1024;
+/// A file that nobody else may read before it has its own mode.
+const OWNERS: Mode = Mode::RUSR.union(Mode::WUSR);
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -74,7 +80,7 @@ impl Tree {
     fn place(&mut self, entry: &mut Entry<'_, impl Read>) -> Result<(), String> {
         let path = components(&entry.path_bytes())?;
         let mode = entry.header().mode().map_err(text)? & 0o777;
-        let times = times(entry.header().mtime().map_err(text)?);
+        let times = times(entry)?;
         let kind = entry.header().entry_type();
         let Some((name, parents)) = path.split_last() else {
             // The tree's own root: its mode and time are its owner's business.
@@ -84,11 +90,10 @@ impl Tree {
         let name = OsStr::from_bytes(name);
         match kind {
             EntryType::Directory => {
-                make_directory(&parent, name)?;
+                make_directory(&parent, name, mode)?;
                 self.directories.push((path.join(&b'/'), mode, times));
             }
             EntryType::Regular | EntryType::Continuous => {
-                remove(&parent, name)?;
                 write_file(&parent, name, entry, mode, &times)?;
             }
             EntryType::Symlink => {
@@ -119,7 +124,7 @@ impl Tree {
             let name = OsStr::from_bytes(name);
             directory = match openat(&directory, name, DIRECTORY, Mode::empty()) {
                 Err(Errno::NOENT) => {
-                    make_directory(&directory, name)?;
+                    make_directory(&directory, name, 0o755)?;
                     openat(&directory, name, DIRECTORY, Mode::empty())
                 }
                 other => other,
@@ -152,9 +157,32 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-fn times(seconds: u64) -> Timestamps {
-    let time = Timespec { tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX), tv_nsec: 0 };
-    Timestamps { last_access: time, last_modification: time }
+/// The time that an entry tells: of its pax record, which has nanoseconds, else of its header.
+fn times(entry: &mut Entry<'_, impl Read>) -> Result<Timestamps, String> {
+    let seconds = entry.header().mtime().map_err(text)?;
+    let mut time = Timespec { tv_sec: i64::try_from(seconds).unwrap_or(i64::MAX), tv_nsec: 0 };
+    for record in entry.pax_extensions().map_err(text)?.into_iter().flatten() {
+        let record = record.map_err(text)?;
+        if record.key_bytes() == b"mtime" {
+            time = pax_time(record.value_bytes()).ok_or("its time is none")?;
+        }
+    }
+    Ok(Timestamps { last_access: time, last_modification: time })
+}
+
+/// `seconds` or `seconds.fraction`, also before 1970.
+fn pax_time(text: &[u8]) -> Option<Timespec> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let seconds: i64 = whole.parse().ok()?;
+    if fraction.is_empty() || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let nanos: i64 = format!("{fraction:0<9.9}").parse().ok()?;
+    Some(match whole.starts_with('-') && nanos > 0 {
+        true => Timespec { tv_sec: seconds.checked_sub(1)?, tv_nsec: 1_000_000_000 - nanos },
+        false => Timespec { tv_sec: seconds, tv_nsec: nanos },
+    })
 }
 
 /// A relative path without `..`, in pieces; `.` and doubled slashes are nothing.
@@ -187,8 +215,9 @@ fn stays_inside(depth: usize, target: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn make_directory(parent: &OwnedFd, name: &OsStr) -> Result<(), String> {
-    match mkdirat(parent, name, Mode::RWXU) {
+/// Made with its final mode where that lets it be filled: an observer then sees it as it will be.
+fn make_directory(parent: &OwnedFd, name: &OsStr, mode: u32) -> Result<(), String> {
+    match mkdirat(parent, name, Mode::from_raw_mode(mode) | Mode::RWXU) {
         Err(Errno::EXIST) => {
             let there = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).map_err(text)?;
             match FileType::from_raw_mode(there.st_mode) {
@@ -216,22 +245,50 @@ fn write_file(
     times: &Timestamps,
 ) -> Result<(), String> {
     let size = entry.size();
-    remove(parent, PARTIAL.as_ref())?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(parent, PARTIAL, flags, Mode::RUSR | Mode::WUSR).map_err(text)?;
+    let nameless = openat(parent, ".", OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, OWNERS);
+    let (file, has_name) = match nameless {
+        Ok(file) => (file, false),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+            remove(parent, PARTIAL.as_ref())?;
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            (openat(parent, PARTIAL, flags, OWNERS).map_err(text)?, true)
+        }
+        Err(error) => return Err(text(error)),
+    };
     let mut file = File::from(file);
-    let whole = io::copy(entry, &mut file).map_err(text).and_then(|written| {
+    let whole = fill(entry, &mut file).and_then(|written| {
         if written != size {
             return Err("the archive ends within it".into());
         }
         futimens(file.as_fd(), times).map_err(text)?;
         fchmod(file.as_fd(), Mode::from_raw_mode(mode)).map_err(text)?;
-        renameat(parent, PARTIAL, parent, name).map_err(text)
+        remove(parent, name)?;
+        if has_name {
+            return renameat(parent, PARTIAL, parent, name).map_err(text);
+        }
+        let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+        linkat(CWD, own, parent, name, AtFlags::SYMLINK_FOLLOW).map_err(text)
     });
-    if whole.is_err() {
+    if whole.is_err() && has_name {
         let _ = unlinkat(parent, PARTIAL, AtFlags::empty());
     }
     whole
+}
+
+/// Copies an entry's content in large pieces: each costs two system calls.
+fn fill(entry: &mut impl Read, file: &mut File) -> Result<u64, String> {
+    let (mut piece, mut written) = (vec![0; PIECE], 0);
+    loop {
+        match entry.read(&mut piece) {
+            Ok(0) => return Ok(written),
+            Ok(count) => {
+                file.write_all(piece.get(..count).unwrap_or_default()).map_err(text)?;
+                written += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(text(error)),
+        }
+    }
 }
 
 #[cfg(test)]

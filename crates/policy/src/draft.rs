@@ -6,8 +6,9 @@
 
 use crate::capability::CapabilityPolicy;
 use crate::limits::{
-    DENIAL_BURST, DENIAL_EWMA, DENIAL_WINDOW_S, DISK_MIB, FractionRange, IntRange, MEMORY_MIB,
-    MUTATION_BURST, MUTATION_EWMA, MUTATION_WINDOW_S, OUTPUT_MIB, PIDS, TIMEOUT_S, TMP_MIB, VCPUS,
+    COPY_FILES, COPY_MIB, DENIAL_BURST, DENIAL_EWMA, DENIAL_WINDOW_S, DISK_MIB, FractionRange, IntRange,
+    MEMORY_MIB, MUTATION_BURST, MUTATION_EWMA, MUTATION_WINDOW_S, OUTPUT_MIB, PIDS, TIMEOUT_S, TMP_MIB,
+    VCPUS,
 };
 use crate::path::PathPolicy;
 use crate::violation::{Code, Findings, Violations};
@@ -47,6 +48,10 @@ pub struct LimitsDraft {
     pub pids: u32,
     /// Kept output per stream.
     pub output_mib: u32,
+    /// Bytes copied in, and out.
+    pub copy_mib: u32,
+    /// Files copied in, and out.
+    pub copy_files: u32,
     /// Wall-clock time.
     pub timeout_s: u32,
 }
@@ -60,6 +65,8 @@ impl Default for LimitsDraft {
             tmp_mib: TMP_MIB.default,
             pids: PIDS.default,
             output_mib: OUTPUT_MIB.default,
+            copy_mib: COPY_MIB.default,
+            copy_files: COPY_FILES.default,
             timeout_s: TIMEOUT_S.default,
         }
     }
@@ -192,6 +199,8 @@ impl PolicyDraft {
             ("tmp_mib", limits.tmp_mib, TMP_MIB),
             ("pids", limits.pids, PIDS),
             ("output_mib", limits.output_mib, OUTPUT_MIB),
+            ("copy_mib", limits.copy_mib, COPY_MIB),
+            ("copy_files", limits.copy_files, COPY_FILES),
             ("timeout_s", limits.timeout_s, TIMEOUT_S),
         ] {
             check_int("limits", key, i64::from(value), range, findings);
@@ -350,6 +359,8 @@ mod tests {
             "limits.tmp_mib",
             "limits.pids",
             "limits.output_mib",
+            "limits.copy_mib",
+            "limits.copy_files",
             "limits.timeout_s",
             "capabilities.write",
             "capabilities.write_trees",
@@ -423,13 +434,15 @@ mod tests {
     #[test]
     fn each_range_ends_where_it_says() {
         type Field = fn(&mut LimitsDraft) -> &mut u32;
-        let set: [(Field, IntRange); 7] = [
+        let set: [(Field, IntRange); 9] = [
             (|l| &mut l.vcpus, VCPUS),
             (|l| &mut l.memory_mib, MEMORY_MIB),
             (|l| &mut l.disk_mib, DISK_MIB),
             (|l| &mut l.tmp_mib, TMP_MIB),
             (|l| &mut l.pids, PIDS),
             (|l| &mut l.output_mib, OUTPUT_MIB),
+            (|l| &mut l.copy_mib, COPY_MIB),
+            (|l| &mut l.copy_files, COPY_FILES),
             (|l| &mut l.timeout_s, TIMEOUT_S),
         ];
         for (field, range) in set {

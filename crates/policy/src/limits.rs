@@ -38,6 +38,11 @@ pub const TMP_MIB: IntRange = IntRange { min: 1, max: 8192, default: 64 };
 pub const PIDS: IntRange = IntRange { min: 8, max: 32_768, default: 256 };
 /// Kept output per stream; what comes after is counted and digested, not kept.
 pub const OUTPUT_MIB: IntRange = IntRange { min: 1, max: 1024, default: 16 };
+/// What is copied into a run's machine, and again out of it, in files: as much as a disk may hold.
+pub const COPY_MIB: IntRange = IntRange { min: 1, max: 131_072, default: 1024 };
+/// Files, directories and links copied in, and again out. Each is a fact and an object in the record, and each file that
+/// stays in the bundle is one more: with the most decisions of a run they are under the 100,000 that a verifier looks at.
+pub const COPY_FILES: IntRange = IntRange { min: 1, max: 16_384, default: 4096 };
 /// Wall-clock time of a run.
 pub const TIMEOUT_S: IntRange = IntRange { min: 1, max: 3600, default: 300 };
 
@@ -85,13 +90,15 @@ impl FractionRange {
     }
 }
 
-const ALL_INT: [IntRange; 11] = [
+const ALL_INT: [IntRange; 13] = [
     VCPUS,
     MEMORY_MIB,
     DISK_MIB,
     TMP_MIB,
     PIDS,
     OUTPUT_MIB,
+    COPY_MIB,
+    COPY_FILES,
     TIMEOUT_S,
     DENIAL_BURST,
     DENIAL_WINDOW_S,

@@ -7,8 +7,9 @@
 
 use crate::draft::{PolicyDraft, check_fraction, check_int};
 use crate::limits::{
-    DENIAL_BURST, DENIAL_EWMA, DENIAL_WINDOW_S, DISK_MIB, FractionRange, IntRange, MEMORY_MIB,
-    MUTATION_BURST, MUTATION_EWMA, MUTATION_WINDOW_S, OUTPUT_MIB, PIDS, TIMEOUT_S, TMP_MIB, VCPUS,
+    COPY_FILES, COPY_MIB, DENIAL_BURST, DENIAL_EWMA, DENIAL_WINDOW_S, DISK_MIB, FractionRange, IntRange,
+    MEMORY_MIB, MUTATION_BURST, MUTATION_EWMA, MUTATION_WINDOW_S, OUTPUT_MIB, PIDS, TIMEOUT_S, TMP_MIB,
+    VCPUS,
 };
 use crate::violation::{Code, Findings, Violations};
 use toml::{Table, Value};
@@ -45,6 +46,8 @@ const SCHEMA: &[(&str, &[(&str, Kind)])] = &[
             ("tmp_mib", Kind::Int(TMP_MIB)),
             ("pids", Kind::Int(PIDS)),
             ("output_mib", Kind::Int(OUTPUT_MIB)),
+            ("copy_mib", Kind::Int(COPY_MIB)),
+            ("copy_files", Kind::Int(COPY_FILES)),
             ("timeout_s", Kind::Int(TIMEOUT_S)),
         ],
     ),

@@ -305,7 +305,7 @@ pub(crate) mod tests {
             r#"{"format":"hotcell-spec-1","run_id":"demo-0001","image":{"name":"busybox","kernel":""#
         ));
         assert!(text.contains(
-            r#""policy":{"limits":{"vcpus":1,"memory_mib":512,"disk_mib":1024,"tmp_mib":64,"pids":256,"output_mib":16,"timeout_s":300},"capabilities":{"write":[],"write_trees":["/workspace"],"spawn":true,"packages":[]},"exec":{"workspace":"deny"},"thresholds":{"denial_burst":5,"denial_window_s":60,"denial_ewma":0.35,"mutation_burst":3,"mutation_window_s":60,"mutation_ewma":0.3},"profile":{"fingerprint":null},"backend":{"kata":{"docker_host":null,"runtime_name":"kata"}}}"#
+            r#""policy":{"limits":{"vcpus":1,"memory_mib":512,"disk_mib":1024,"tmp_mib":64,"pids":256,"output_mib":16,"copy_mib":1024,"copy_files":4096,"timeout_s":300},"capabilities":{"write":[],"write_trees":["/workspace"],"spawn":true,"packages":[]},"exec":{"workspace":"deny"},"thresholds":{"denial_burst":5,"denial_window_s":60,"denial_ewma":0.35,"mutation_burst":3,"mutation_window_s":60,"mutation_ewma":0.3},"profile":{"fingerprint":null},"backend":{"kata":{"docker_host":null,"runtime_name":"kata"}}}"#
         ));
         assert_eq!(spec.digest(), Digest::of(text.as_bytes()));
     }

@@ -57,6 +57,8 @@ fn the_page_has_every_range() {
         ("limits.tmp_mib", TMP_MIB),
         ("limits.pids", PIDS),
         ("limits.output_mib", OUTPUT_MIB),
+        ("limits.copy_mib", COPY_MIB),
+        ("limits.copy_files", COPY_FILES),
         ("limits.timeout_s", TIMEOUT_S),
         ("thresholds.denial_burst", DENIAL_BURST),
         ("thresholds.denial_window_s", DENIAL_WINDOW_S),

@@ -66,6 +66,8 @@ pub(crate) enum ToGuest {
     StdinEof(u32),
     KillTree(u32),
     Credit(u32, Stream, u32),
+    /// Nobody reads this output any more.
+    CloseOutput(u32, Stream),
     Reply(u32, Decision, String),
     Quiesce,
     /// The whole list of files that may be executed, and whether those on the workspace may; cut into frames here.
@@ -234,6 +236,7 @@ fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
         ToGuest::Credit(id, stream, bytes) => {
             put(*id, HostFrame::Credit { stream: *stream, bytes: *bytes });
         }
+        ToGuest::CloseOutput(id, stream) => put(*id, HostFrame::CloseOutput(*stream)),
         ToGuest::Reply(id, decision, reason) => {
             put(*id, HostFrame::Reply(Reply { decision: *decision, reason }));
         }

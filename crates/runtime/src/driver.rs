@@ -10,15 +10,21 @@
 //! and never blocks on the guest's reading: what is sent goes through a queue, and
 //! a guest that lets it fill up is lost.
 
+mod copies;
 mod execs;
 
+pub(crate) use copies::{CopyReply, CopyStep};
+
 use crate::channel::{FromGuest, Lost, ToGuest, read_frames, write_frames};
+use crate::copy::CopyError;
 use crate::exec::{ExecRequest, ExecResult};
 use crate::phases::Booted;
 use crate::recorder::RecordError;
 use crate::run::{Call, ExecError};
-use crate::stream::{OnDone, Sinks, StdinPump, StreamDone, Tap};
+use crate::stdin::StdinPump;
+use crate::stream::{FromStream, OnDone, Sinks, Tap};
 use crate::watch::{self, Told, Watch};
+use copies::{Budgets, LiveCopy};
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode, ViolationKind};
 use hotcell_ledger::{ActorId, Capability};
@@ -100,6 +106,8 @@ struct Driver<'a> {
     deadline: Instant,
     run_deadline: Option<Instant>,
     execs: BTreeMap<u32, LiveExec>,
+    copies: BTreeMap<u32, LiveCopy>,
+    budgets: Budgets,
     next_exec: u32,
     waiting: Vec<Call>,
     finish_asked: bool,
@@ -167,12 +175,15 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
     };
     let told = watch.as_ref().map_or_else(never, Watch::told);
     let boot_deadline = run.started + run.runtime.boot_deadline;
+    let budgets = Budgets::new(run.spec.limits());
     let mut driver = Driver {
         run,
         state: State::Booting,
         deadline: boot_deadline,
         run_deadline: None,
         execs: BTreeMap::new(),
+        copies: BTreeMap::new(),
+        budgets,
         next_exec: 1,
         waiting: Vec::new(),
         finish_asked: false,
@@ -206,7 +217,7 @@ impl Driver<'_> {
         &mut self,
         calls: &Receiver<Call>,
         guest: &Receiver<FromGuest>,
-        done: &Receiver<StreamDone>,
+        done: &Receiver<FromStream>,
         death: &Receiver<()>,
         told: &Receiver<Told>,
     ) -> Result<(), RecordError> {
@@ -238,7 +249,7 @@ impl Driver<'_> {
                         self.fault("channel", "the channel's reader panicked")?;
                     }
                 },
-                recv(done) -> message => if let Ok(message) = message { self.stream_done(message)? },
+                recv(done) -> message => if let Ok(message) = message { self.stream(message)? },
                 recv(death) -> _ => {
                     death = &no_death;
                     self.going.process = true;
@@ -305,16 +316,18 @@ impl Driver<'_> {
             let limit_ms = u64::from(self.run.spec.limits().timeout_s) * 1000;
             self.run.recorder.host(&HostFact::Timeout { limit_ms })?;
             self.execs.values_mut().for_each(|live| live.timed_out = live.ended.is_none());
+            self.copies.values_mut().for_each(LiveCopy::time_out);
             self.stop(now);
         }
+        let idle = self.execs.is_empty() && self.copies.is_empty();
         if self.state == State::Running && self.finish_asked {
-            if self.execs.is_empty() {
+            if idle {
                 self.quiesce(now);
-            } else if self.execs.values().all(|live| live.service.is_some()) {
+            } else if self.copies.is_empty() && self.execs.values().all(|live| live.service.is_some()) {
                 self.stop(now);
             }
         }
-        if self.state == State::Stopping && (self.execs.is_empty() || now >= self.deadline) {
+        if self.state == State::Stopping && (idle || now >= self.deadline) {
             self.quiesce(now);
         }
         if self.going.until.is_some_and(|until| now >= until) {
@@ -428,7 +441,7 @@ impl Driver<'_> {
         self.state = State::Stopping;
         self.deadline = now + self.run.runtime.patience.stop;
         self.run_deadline = None;
-        let execs: Vec<u32> = self.execs.keys().copied().collect();
+        let execs: Vec<u32> = self.execs.keys().chain(self.copies.keys()).copied().collect();
         for exec in execs {
             self.send(ToGuest::KillTree(exec));
         }
@@ -479,15 +492,42 @@ impl Driver<'_> {
             Call::Finish => self.finish_asked = true,
             Call::Interrupt { signal } => self.interrupt(signal, false)?,
             Call::Abandon => self.interrupt(0, true)?,
-            Call::Exec { request, io, reply } => match self.state {
-                State::Booting | State::Arming => self.waiting.push(Call::Exec { request, io, reply }),
-                State::Running => self.exec(request, io, reply)?,
+            Call::Fail { stage, error } => {
+                if self.state != State::Over {
+                    self.error.get_or_insert_with(|| error.clone());
+                    self.run.recorder.host(&HostFact::failed(&stage, &error))?;
+                }
+            }
+            work @ (Call::Exec { .. } | Call::Put { .. } | Call::Get { .. }) => match self.state {
+                State::Booting | State::Arming => self.waiting.push(work),
+                State::Running => match work {
+                    Call::Exec { request, io, reply } => self.exec(request, io, reply)?,
+                    Call::Put { request, reply } => self.put(request, reply)?,
+                    Call::Get { request, reply } => self.get(request, reply)?,
+                    _ => {}
+                },
                 State::Stopping | State::Ending | State::Looking | State::Over => {
-                    let _ = reply.send(Err(ExecError::RunEnded("it is ending".into())));
+                    turn_away(work, "it is ending");
                 }
             },
         }
         Ok(())
+    }
+
+    /// The stdin of an exec or copy that is alive.
+    fn stdin(&mut self, exec: u32) -> Option<&mut Option<StdinPump>> {
+        match self.execs.get_mut(&exec) {
+            Some(live) => Some(&mut live.stdin),
+            None => self.copies.get_mut(&exec).map(LiveCopy::stdin),
+        }
+    }
+
+    /// What the threads of streams and copies say.
+    fn stream(&mut self, message: FromStream) -> Result<(), RecordError> {
+        match message {
+            FromStream::Done(done) => self.stream_done(done),
+            FromStream::Copy { exec, step } => self.copy_step(exec, step),
+        }
     }
 
     fn guest(&mut self, message: FromGuest) -> Result<(), RecordError> {
@@ -509,6 +549,10 @@ impl Driver<'_> {
             }
             FromGuest::Ready { .. } => self.misbehaved("it said ready twice")?,
             FromGuest::Ended { exec, ended } => {
+                if let Some(copy) = self.copies.get_mut(&exec) {
+                    copy.hear_end(ended);
+                    return self.complete_copy(exec);
+                }
                 if let Some(live) = self.execs.get_mut(&exec) {
                     live.ended = Some(ended);
                     live.stdin = None;
@@ -516,13 +560,13 @@ impl Driver<'_> {
                 self.complete(exec)?;
             }
             FromGuest::StdinCredit { exec, bytes } => {
-                if let Some(pump) = self.execs.get(&exec).and_then(|live| live.stdin.as_ref()) {
+                if let Some(Some(pump)) = self.stdin(exec) {
                     pump.add_credit(bytes);
                 }
             }
             FromGuest::StdinClosed { exec } => {
-                if let Some(live) = self.execs.get_mut(&exec) {
-                    live.stdin = None;
+                if let Some(stdin) = self.stdin(exec) {
+                    *stdin = None;
                 }
             }
             FromGuest::Request { id, exec, capability, resource, justification } => {
@@ -643,12 +687,19 @@ impl Driver<'_> {
     }
 
     /// After the machine was stopped: what execs still had, and their answers.
-    fn settle(&mut self, done: &Receiver<StreamDone>) {
+    fn settle(&mut self, done: &Receiver<FromStream>) {
         let end = Instant::now() + self.run.runtime.patience.caller;
-        while self.execs.values().any(|live| live.over != [true; 2]) {
+        let busy = |driver: &Self| {
+            driver.execs.values().any(|live| live.over != [true; 2])
+                || driver.copies.values().any(|copy| !copy.threads_are_over())
+        };
+        for copy in self.copies.values_mut() {
+            *copy.stdin() = None;
+        }
+        while busy(self) {
             match done.recv_deadline(end) {
                 Ok(message) => {
-                    if let Err(error) = self.stream_done(message) {
+                    if let Err(error) = self.stream(message) {
                         self.error.get_or_insert(error.to_string());
                         break;
                     }
@@ -661,16 +712,30 @@ impl Driver<'_> {
                 self.error.get_or_insert(error.to_string());
             }
         }
-        for call in std::mem::take(&mut self.waiting) {
-            if let Call::Exec { reply, .. } = call {
-                let _ = reply.send(Err(ExecError::RunEnded(self.why_over())));
+        for (exec, copy) in std::mem::take(&mut self.copies) {
+            if let Err(error) = self.conclude_copy(exec, copy) {
+                self.error.get_or_insert(error.to_string());
             }
+        }
+        for call in std::mem::take(&mut self.waiting) {
+            turn_away(call, &self.why_over());
         }
     }
 
     /// Never blocks. A full queue means that the guest reads no more: the loop ends the run for it.
     fn send(&mut self, message: ToGuest) {
         self.unread |= self.to_guest.try_send(message).is_err_and(|error| error.is_full());
+    }
+}
+
+/// Answers whoever asked too late.
+fn turn_away(call: Call, why: &str) {
+    match call {
+        Call::Exec { reply, .. } => drop(reply.send(Err(ExecError::RunEnded(why.into())))),
+        Call::Put { reply, .. } | Call::Get { reply, .. } => {
+            drop(reply.send(Err(CopyError::RunEnded(why.into()))));
+        }
+        Call::Interrupt { .. } | Call::Abandon | Call::Fail { .. } | Call::Finish => {}
     }
 }
 

@@ -19,6 +19,7 @@
 mod bundle;
 mod channel;
 mod clock;
+mod copy;
 mod disk;
 mod driver;
 mod exec;
@@ -26,11 +27,13 @@ mod phases;
 mod recorder;
 mod report;
 mod run;
+mod stdin;
 mod stream;
 mod watch;
 
 pub use bundle::{BundleError, CONSOLE, REPORT, SPEC};
 pub use clock::{Clock, HostClock};
+pub use copy::{CopyError, CopyResult, FILES, GetRequest, PutRequest};
 pub use exec::{ExecRequest, ExecResult, WORKLOAD_USER};
 pub use phases::{MeasureError, MeasuredBoot};
 pub use recorder::RecordError;

@@ -1,6 +1,8 @@
 //! The public face: [`Runtime`], [`Run`], [`Exec`].
 
 use crate::clock::{Clock, HostClock};
+use crate::copy::{CopyError, CopyResult, GetRequest, PutRequest};
+use crate::driver::CopyReply;
 use crate::exec::{ExecRequest, ExecResult};
 use crate::phases::{self, MeasuredBoot, Sealed};
 use crate::report::{Opinion, RunReport};
@@ -141,8 +143,27 @@ impl Runtime {
 
 /// What a caller asks the driver for.
 pub(crate) enum Call {
-    Exec { request: ExecRequest, io: ExecIo, reply: Sender<Result<ExecResult, ExecError>> },
-    Interrupt { signal: i32 },
+    Exec {
+        request: ExecRequest,
+        io: ExecIo,
+        reply: Sender<Result<ExecResult, ExecError>>,
+    },
+    Put {
+        request: PutRequest,
+        reply: CopyReply,
+    },
+    Get {
+        request: GetRequest,
+        reply: CopyReply,
+    },
+    /// What was asked for could not be done: the run is FAILED, and goes on to its end.
+    Fail {
+        stage: String,
+        error: String,
+    },
+    Interrupt {
+        signal: i32,
+    },
     Abandon,
     Finish,
 }
@@ -181,6 +202,39 @@ impl Run {
         // Where the driver is gone the call is lost, and `wait` says so.
         let _ = self.calls.send(Call::Exec { request, io, reply });
         Exec { result, over: self.over.clone() }
+    }
+
+    /// Copies a file or tree of the host into the machine, and waits until it is there. Each entry is on record before the
+    /// guest has all of it.
+    ///
+    /// # Errors
+    /// Nothing was copied, or not all; the guest keeps what came whole. The run goes on.
+    pub fn put(&self, request: PutRequest) -> Result<CopyResult, CopyError> {
+        self.copy(|reply| Call::Put { request, reply })
+    }
+
+    /// Copies a file or tree out of the machine, and waits until it is there. What comes is hostile: it is bounded by the
+    /// policy's `copy_mib` and `copy_files`, stays below its target, and has its name only once it is whole.
+    ///
+    /// # Errors
+    /// Nothing of it is on the host. The run goes on.
+    pub fn get(&self, request: GetRequest) -> Result<CopyResult, CopyError> {
+        self.copy(|reply| Call::Get { request, reply })
+    }
+
+    fn copy(&self, call: impl FnOnce(CopyReply) -> Call) -> Result<CopyResult, CopyError> {
+        let (reply, result) = bounded(1);
+        let _ = self.calls.send(call(reply));
+        let ended = select! {
+            recv(result) -> result => result.ok(),
+            recv(self.over) -> _ => result.try_recv().ok(),
+        };
+        ended.unwrap_or_else(|| Err(CopyError::RunEnded("it is over".into())))
+    }
+
+    /// Says that the caller could not do what it was asked for, a copy say: the verdict is FAILED, unless worse happens.
+    pub fn fail(&self, stage: &str, error: &str) {
+        let _ = self.calls.send(Call::Fail { stage: stage.into(), error: error.into() });
     }
 
     /// A handle to stop the run from another thread.

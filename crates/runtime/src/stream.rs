@@ -1,10 +1,9 @@
-//! An exec's streams on the host: bounded whatever either end does.
+//! An exec's output streams on the host: bounded whatever either end does.
 //!
-//! Output: the channel reader puts bytes into a buffer that is never larger than
+//! The channel reader puts bytes into a buffer that is never larger than
 //! the credit that the host gave; a thread per stream takes them out, hashes all
 //! of them, keeps the first `output_mib` as an object, passes everything through
-//! to the caller, and gives the credit back. Input: a thread reads the caller's
-//! bytes and sends no more than the guest's credit.
+//! to the caller, and gives the credit back. Input is `stdin`'s.
 //!
 //! ```text
 //! reader ──▶ Sink (≤ one window) ──▶ thread ──▶ Tally (digest, object) ──▶ caller ──▶ credit
@@ -18,17 +17,16 @@
 
 use crate::bundle::PendingObject;
 use crate::channel::ToGuest;
+use crate::driver::CopyStep;
 use crate::phases::panic_text;
 use crossbeam_channel::Sender;
 use hotcell_ledger::Digest;
-use hotcell_wire::{STREAM_CHUNK, STREAM_WINDOW, Stream};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use hotcell_wire::{STREAM_WINDOW, Stream};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 /// Where an exec's stdin comes from.
 #[derive(Debug, Default)]
@@ -76,7 +74,7 @@ impl StreamTotals {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -89,7 +87,7 @@ struct Buffer {
 }
 
 #[derive(Debug, Default)]
-struct Sink {
+pub(crate) struct Sink {
     buffer: Mutex<Buffer>,
     changed: Condvar,
 }
@@ -109,7 +107,7 @@ pub(crate) struct Sinks {
 
 impl Sinks {
     /// Opens the two sinks of an exec, before the guest hears of it.
-    fn open(&self, exec: u32) -> [Arc<Sink>; 2] {
+    pub(crate) fn open(&self, exec: u32) -> [Arc<Sink>; 2] {
         let sink = || {
             let buffer = Buffer { credit: STREAM_WINDOW as usize, ..Buffer::default() };
             Arc::new(Sink { buffer: Mutex::new(buffer), changed: Condvar::new() })
@@ -171,8 +169,14 @@ pub(crate) enum StreamOutcome {
     Panicked(String),
 }
 
-/// Where a finished stream reports.
-pub(crate) type OnDone = Arc<dyn Fn(StreamDone) + Send + Sync>;
+/// What the threads of streams and copies say to the driver.
+pub(crate) enum FromStream {
+    Done(StreamDone),
+    Copy { exec: u32, step: CopyStep },
+}
+
+/// Where they say it. Waits where the driver does not listen; does nothing where it is gone.
+pub(crate) type OnDone = Arc<dyn Fn(FromStream) + Send + Sync>;
 
 /// The account of a stream: what came, and what of it is kept.
 #[derive(Debug)]
@@ -257,16 +261,20 @@ pub(crate) fn start_outputs(
         let (sink, tally) = (Arc::clone(&tap.sink), Arc::clone(&tap.tally));
         let (to_guest, on_done) = (to_guest.clone(), Arc::clone(on_done));
         std::thread::spawn(move || {
-            let give_credit = |bytes| {
-                let _ = to_guest.send(ToGuest::Credit(exec, stream, bytes));
+            let say = |credit: Option<u32>| {
+                let message = match credit {
+                    Some(bytes) => ToGuest::Credit(exec, stream, bytes),
+                    None => ToGuest::CloseOutput(exec, stream),
+                };
+                let _ = to_guest.send(message);
             };
-            let drained = catch_unwind(AssertUnwindSafe(|| drain(&sink, &tally, pass, give_credit)));
+            let drained = catch_unwind(AssertUnwindSafe(|| drain(&sink, &tally, pass, say)));
             let outcome = match drained {
                 Ok(Ok(())) => StreamOutcome::Passed,
                 Ok(Err(error)) => StreamOutcome::DiskFailed(error.to_string()),
                 Err(panic) => StreamOutcome::Panicked(panic_text(&*panic)),
             };
-            on_done(StreamDone { exec, stream, outcome });
+            on_done(FromStream::Done(StreamDone { exec, stream, outcome }));
         });
         tap
     })
@@ -276,7 +284,8 @@ fn drain(
     sink: &Sink,
     tally: &Mutex<Tally>,
     mut pass: Output,
-    mut give_credit: impl FnMut(u32),
+    // Credit, or that nobody reads any more.
+    mut say: impl FnMut(Option<u32>),
 ) -> io::Result<()> {
     let mut taken = Vec::new();
     loop {
@@ -292,135 +301,29 @@ fn drain(
         if taken.is_empty() {
             return Ok(());
         }
-        // A caller who no longer reads does not stop the run; the record goes on.
+        // A caller who no longer reads closes the stream in the guest too, as a pipe would; what is still on its way is
+        // recorded.
         if pass.as_mut().is_some_and(|to| to.write_all(&taken).and_then(|()| to.flush()).is_err()) {
             pass = None;
+            say(None);
         }
         lock(&sink.buffer).credit += taken.len();
-        give_credit(taken.len() as u32);
+        say(Some(taken.len() as u32));
     }
 }
 
-/// A running stdin.
-#[derive(Debug)]
-pub(crate) struct StdinPump {
-    credit: Arc<(Mutex<Credit>, Condvar)>,
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Credit {
-    bytes: usize,
-    stopped: bool,
-}
-
-impl StdinPump {
-    /// Starts to send; sends the end of stdin when the source ends.
-    pub(crate) fn start(exec: u32, source: Stdin, to_guest: Sender<ToGuest>) -> io::Result<StdinPump> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let watch = stop.try_clone()?;
-        let credit = Credit { bytes: STREAM_WINDOW as usize, stopped: false };
-        let credit = Arc::new((Mutex::new(credit), Condvar::new()));
-        let shared = Arc::clone(&credit);
-        let thread = std::thread::spawn(move || pump(exec, source, &watch, &shared, &to_guest));
-        Ok(StdinPump { credit, stop, thread: Some(thread) })
-    }
-
-    /// The guest may be sent so many bytes more.
-    pub(crate) fn add_credit(&self, bytes: u32) {
-        let (credit, changed) = &*self.credit;
-        let mut credit = lock(credit);
-        // More than a window is a lie and gains nothing.
-        credit.bytes = (credit.bytes + bytes as usize).min(STREAM_WINDOW as usize);
-        changed.notify_one();
-    }
-
-    /// Stops reading the source.
-    pub(crate) fn stop(&self) {
-        let (credit, changed) = &*self.credit;
-        lock(credit).stopped = true;
-        changed.notify_all();
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-    }
-}
-
-impl Drop for StdinPump {
-    fn drop(&mut self) {
-        self.stop();
-        // A thread that is inside a read of the source can't be waited for; it
-        // ends with the next byte, and holds nothing but the source.
-        drop(self.thread.take());
-    }
-}
-
-fn pump(
-    exec: u32,
-    mut source: Stdin,
-    stop: &OwnedFd,
-    credit: &(Mutex<Credit>, Condvar),
-    to_guest: &Sender<ToGuest>,
-) {
-    let mut chunk = vec![0; STREAM_CHUNK];
-    let mut given = 0;
+/// Hands over what comes, in the pieces in which it comes, to its end.
+pub(crate) fn pour(sink: &Sink, mut take: impl FnMut(&[u8]), mut give_credit: impl FnMut(u32)) {
+    let mut taken = Vec::new();
     loop {
-        let allowed = {
-            let (credit, changed) = credit;
-            let waiting = changed.wait_while(lock(credit), |credit| credit.bytes == 0 && !credit.stopped);
-            let credit = waiting.unwrap_or_else(PoisonError::into_inner);
-            if credit.stopped {
-                return;
-            }
-            credit.bytes.min(STREAM_CHUNK)
-        };
-        let count = match &mut source {
-            Stdin::Empty => 0,
-            Stdin::Bytes(bytes) => {
-                let rest = bytes.get(given..).unwrap_or_default();
-                let count = rest.len().min(allowed);
-                chunk.iter_mut().zip(rest).take(count).for_each(|(to, from)| *to = *from);
-                given += count;
-                count
-            }
-            Stdin::Descriptor(fd) => {
-                match read_some(fd, stop, chunk.get_mut(..allowed).unwrap_or_default()) {
-                    Some(count) => count,
-                    None => return,
-                }
-            }
-        };
-        let sent = match chunk.get(..count) {
-            Some(bytes) if count > 0 => to_guest.send(ToGuest::Stdin(exec, bytes.to_vec())),
-            _ => to_guest.send(ToGuest::StdinEof(exec)),
-        };
-        if sent.is_err() || count == 0 {
+        taken.clear();
+        let waiting = sink.changed.wait_while(lock(&sink.buffer), |b| b.bytes.is_empty() && !b.ended);
+        std::mem::swap(&mut taken, &mut waiting.unwrap_or_else(PoisonError::into_inner).bytes);
+        if taken.is_empty() {
             return;
         }
-        let mut credit = lock(&credit.0);
-        credit.bytes = credit.bytes.saturating_sub(count);
-    }
-}
-
-/// Bytes read; 0 at the end or on an error; `None` when told to stop.
-fn read_some(fd: &OwnedFd, stop: &OwnedFd, into: &mut [u8]) -> Option<usize> {
-    loop {
-        let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return Some(0),
-        }
-        let [source, stopped] = &fds;
-        if !stopped.revents().is_empty() {
-            return None;
-        }
-        if source.revents().is_empty() {
-            continue;
-        }
-        match rustix::io::read(fd.as_fd(), &mut *into) {
-            Ok(count) => return Some(count),
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-            Err(_) => return Some(0),
-        }
+        take(&taken);
+        lock(&sink.buffer).credit += taken.len();
+        give_credit(taken.len() as u32);
     }
 }

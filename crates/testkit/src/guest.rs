@@ -5,8 +5,8 @@
 
 use crate::backend::Machine;
 use hotcell_wire::{
-    Configure, Decision, ExecEnd, ExecEnded, ExecText, FrameReader, GuestFrame, HostFrame, Ready, Stage,
-    Stream,
+    Configure, Decision, ExecEnd, ExecEnded, ExecText, FrameReader, GuestFrame, HostFrame, Program, Ready,
+    Stage, Stream,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
@@ -25,6 +25,8 @@ pub enum FromHost {
     Exec {
         /// Which.
         id: u32,
+        /// A program of the image, or one of the init's own.
+        program: Program,
         /// What.
         text: ExecText,
     },
@@ -36,6 +38,8 @@ pub enum FromHost {
     KillTree(u32),
     /// So many more bytes of a stream may be sent.
     Credit(u32, Stream, u32),
+    /// Nobody reads this output any more.
+    CloseOutput(u32, Stream),
     /// The answer to a request.
     Reply(u32, Decision, String),
     /// Become quiet.
@@ -51,11 +55,19 @@ pub struct FakeGuest {
     reader: FrameReader,
     sequence: u32,
     texts: Vec<u8>,
+    program: Program,
 }
 
 impl FakeGuest {
     pub(crate) fn new(socket: UnixStream, machine: Arc<Machine>) -> FakeGuest {
-        FakeGuest { socket, machine, reader: FrameReader::new(), sequence: 0, texts: Vec::new() }
+        FakeGuest {
+            socket,
+            machine,
+            reader: FrameReader::new(),
+            sequence: 0,
+            texts: Vec::new(),
+            program: Program::Argv,
+        }
     }
 
     /// Whether the machine is still there.
@@ -101,7 +113,7 @@ impl FakeGuest {
                 Ok(None) => {}
                 Ok(Some((header, payload))) => {
                     let frame = HostFrame::parse(header, payload).expect("the host speaks as it should");
-                    if let Some(said) = assemble(header.id, frame, &mut self.texts) {
+                    if let Some(said) = assemble(header.id, frame, &mut self.texts, &mut self.program) {
                         return Some(said);
                     }
                     continue;
@@ -190,10 +202,11 @@ pub(crate) fn ended(how: ExecEnd, code: i32) -> ExecEnded {
     ExecEnded { how, stage, stragglers: 0, reserved: 0, code: code.into() }
 }
 
-fn assemble(id: u32, frame: HostFrame<'_>, texts: &mut Vec<u8>) -> Option<FromHost> {
+fn assemble(id: u32, frame: HostFrame<'_>, texts: &mut Vec<u8>, program: &mut Program) -> Option<FromHost> {
     Some(match frame {
         HostFrame::Configure(configure) => FromHost::Configure(Box::new(*configure)),
-        HostFrame::ExecBegin(_) => {
+        HostFrame::ExecBegin(begin) => {
+            *program = begin.program;
             texts.clear();
             return None;
         }
@@ -202,12 +215,14 @@ fn assemble(id: u32, frame: HostFrame<'_>, texts: &mut Vec<u8>) -> Option<FromHo
             return None;
         }
         HostFrame::ExecStart => {
-            FromHost::Exec { id, text: ExecText::decode(texts).expect("the host sends good texts") }
+            let text = ExecText::decode(texts).expect("the host sends good texts");
+            FromHost::Exec { id, program: *program, text }
         }
         HostFrame::Stdin(bytes) => FromHost::Stdin(id, bytes.to_vec()),
         HostFrame::StdinEof => FromHost::StdinEof(id),
         HostFrame::KillTree => FromHost::KillTree(id),
         HostFrame::Credit { stream, bytes } => FromHost::Credit(id, stream, bytes),
+        HostFrame::CloseOutput(stream) => FromHost::CloseOutput(id, stream),
         HostFrame::Reply(reply) => FromHost::Reply(id, reply.decision, reply.reason.to_owned()),
         HostFrame::Quiesce => FromHost::Quiesce,
         _ => FromHost::Other,

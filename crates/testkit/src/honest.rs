@@ -8,11 +8,12 @@
 //! | `cat` | stdin to stdout, until it ends |
 //! | `deaf` | closes its stdin without reading a byte, and ends |
 //! | `sleep WORD...` | writes the words, if any, and goes on until it is killed |
+//! | the unpacker | takes its stdin, and ends when that does |
 //! | `ask CAPABILITY RESOURCE` | asks (by number), writes the answer, exits 0 if it is yes |
 
 use crate::guest::{FakeGuest, FromHost, ended};
 use crate::noise::Noise;
-use hotcell_wire::{Decision, ExecEnd, ExecEnded, GuestFrame, Request, STREAM_CHUNK, STREAM_WINDOW};
+use hotcell_wire::{Decision, ExecEnd, ExecEnded, GuestFrame, Program, Request, STREAM_CHUNK, STREAM_WINDOW};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ struct Exec {
     streams: [Out; 2],
     /// Passes stdin on to stdout.
     cat: bool,
+    /// Takes stdin and does nothing with it: an unpacker without a disk.
+    unpack: bool,
     end: Option<ExecEnded>,
 }
 
@@ -116,7 +119,12 @@ impl FakeGuest {
 
     fn hear(&mut self, said: FromHost, execs: &mut BTreeMap<u32, Exec>) -> bool {
         match said {
-            FromHost::Exec { id, text } => {
+            FromHost::Exec { id, program: Program::Unpack, .. } => {
+                self.send(id, &GuestFrame::Started);
+                let streams = [Out::of(b""), Out::of(b"")];
+                execs.insert(id, Exec { streams, cat: false, unpack: true, end: None });
+            }
+            FromHost::Exec { id, text, .. } => {
                 let words: Vec<String> =
                     text.argv.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect();
                 self.send(id, &GuestFrame::Started);
@@ -125,6 +133,9 @@ impl FakeGuest {
             }
             FromHost::Stdin(id, bytes) => {
                 let count = bytes.len() as u32;
+                if execs.get(&id).is_some_and(|exec| exec.unpack) {
+                    return self.send(id, &GuestFrame::StdinCredit(count));
+                }
                 if let Some(exec) = execs.get_mut(&id)
                     && exec.cat
                     && let Source::Bytes(out) = &mut exec.streams[0].source
@@ -134,7 +145,7 @@ impl FakeGuest {
                 }
             }
             FromHost::StdinEof(id) => {
-                if let Some(exec) = execs.get_mut(&id).filter(|exec| exec.cat) {
+                if let Some(exec) = execs.get_mut(&id).filter(|exec| exec.cat || exec.unpack) {
                     exec.end = Some(ended(ExecEnd::Exited, 0));
                 }
             }
@@ -146,6 +157,15 @@ impl FakeGuest {
             FromHost::Credit(id, stream, bytes) => {
                 if let Some(exec) = execs.get_mut(&id) {
                     exec.streams[stream as usize - 1].credit += bytes as usize;
+                }
+            }
+            FromHost::CloseOutput(id, stream) => {
+                if let Some(exec) = execs.get_mut(&id) {
+                    let out = &mut exec.streams[stream as usize - 1];
+                    if !out.is_empty() {
+                        exec.end = Some(ended(ExecEnd::Signalled, 13));
+                    }
+                    *out = Out::of(b"");
                 }
             }
             FromHost::Reply(id, decision, reason) => {
@@ -175,7 +195,8 @@ impl FakeGuest {
             credit: STREAM_WINDOW as usize,
         };
         let exited = |code: i32| Some(ended(ExecEnd::Exited, code));
-        let mut exec = Exec { streams: [Out::of(b""), Out::of(b"")], cat: false, end: exited(0) };
+        let mut exec =
+            Exec { streams: [Out::of(b""), Out::of(b"")], cat: false, unpack: false, end: exited(0) };
         match words[0].as_str() {
             "true" => {}
             "exit" => exec.end = exited(number(1) as i32),

@@ -115,6 +115,8 @@ reasons! {
     FileExtra = "FILE_EXTRA", NotIntact;
     /// A link, a special file, or something too large, too deep or too many to look at.
     FileStrange = "FILE_STRANGE", NotIntact;
+    /// A file in `files/` that the record does not say was copied out, or not with this content.
+    CopyDisagrees = "COPY_DISAGREES", NotIntact;
     /// `spec.json` is not the one that the ledger names.
     SpecDisagrees = "SPEC_DISAGREES", NotIntact;
     /// The report, or the recorded verdict, is not what the record gives.

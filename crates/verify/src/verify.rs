@@ -7,10 +7,10 @@ use crate::anchors::{self, CheckedNote, Keys};
 use crate::chain::{self, Chain};
 use crate::files;
 use crate::finding::{Findings, Reason, Severity};
-use crate::objects::Objects;
+use crate::objects::{ObjectSource as _, Objects};
 use crate::verdict::{Derived, Judging};
-use hotcell_decide::Verdict;
-use hotcell_ledger::bundle::{BundleDir, FileFault, LEDGER, NOTE};
+use hotcell_decide::{Direction, HostFact, Verdict};
+use hotcell_ledger::bundle::{BundleDir, FileFault, LEDGER, MAX_FILES, NOTE};
 use hotcell_ledger::note::MAX_NOTE_LEN;
 use hotcell_ledger::{Checkpoint, Digest, Event, GateReport, Payload, VerifierKey};
 use serde::Deserialize;
@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest report that is read; it is parsed for one field, in flat memory.
 const MAX_REPORT_LEN: usize = 16 << 20;
+/// Longest object of a fact: the decider's own bound.
+const MAX_FACT_LEN: usize = 64 * 1024;
 /// The spec's file name.
 const SPEC: &[u8] = b"spec.json";
 /// The report's file name.
@@ -164,7 +166,7 @@ pub fn verify_bundle(bundle: &Path, options: &Options) -> Result<Verification, V
     objects.check_content(&mut findings);
     drop(objects);
     let record = Record::read(ledger.as_ref(), &wanted, || Objects::new(&dir, &listing.objects));
-    let Record { chain, gate1, objects, derived, spec } = record.map_err(io_fault)?;
+    let Record { chain, gate1, objects, derived, spec, copied } = record.map_err(io_fault)?;
 
     let exists = ledger.is_some();
     note.iter_mut()
@@ -185,6 +187,10 @@ pub fn verify_bundle(bundle: &Path, options: &Options) -> Result<Verification, V
         }
     }
     objects.finish(chain.ended, &mut findings);
+    // In a record without its end the fact may be lost that the file had.
+    if chain.ended {
+        files::check_copies(&dir, &listing, &copied, &mut findings);
+    }
     check_spec(&dir, spec, &mut findings);
     let reported = check_verdict(&dir, &derived, &mut findings);
 
@@ -243,6 +249,8 @@ struct Record<'a> {
     derived: Derived,
     /// What the `hotcell.spec` fact is about.
     spec: Option<Digest>,
+    /// What was copied out.
+    copied: files::Copied,
 }
 
 /// What is read of a report.
@@ -268,6 +276,7 @@ impl<'a> Record<'a> {
                 objects: objects(),
                 derived: Derived::default(),
                 spec: None,
+                copied: files::Copied::new(),
             };
             let mut judging = Judging::default();
             let chain = match ledger {
@@ -278,6 +287,7 @@ impl<'a> Record<'a> {
                         record.objects.observe(event);
                         judging.event(event, &record.objects);
                         record.note_spec(event);
+                        record.note_copy(event);
                     })?
                 }
             };
@@ -289,6 +299,19 @@ impl<'a> Record<'a> {
             record.chain = first.unwrap_or(chain);
             (record.derived, record.gate1) = judging.finish();
             return Ok(record);
+        }
+    }
+
+    fn note_copy(&mut self, event: &Event) {
+        if let Payload::ToolCall { tool, args, .. } = &event.payload
+            && event.actor.is_host_band()
+            && tool.as_str() == "hotcell.copied"
+            && self.copied.len() < MAX_FILES
+            && let Ok(bytes) = self.objects.object(args, MAX_FACT_LEN)
+            && let Ok(HostFact::Copied { direction: Direction::Out, path, digest, .. }) =
+                HostFact::from_object(&bytes)
+        {
+            self.copied.insert(path.trim_start_matches('/').as_bytes().to_vec(), digest);
         }
     }
 

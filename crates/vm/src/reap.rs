@@ -14,14 +14,16 @@
 use crate::jail::{members_of, remove_if_ours};
 use crate::process::ProcessId;
 use crate::qemu::{NAME_PREFIX, REGISTRY_VARIABLE};
-use crate::registry::{Entry, HIDDEN, Registry, RegistryError, read_entry};
+use crate::registry::{Entry, GONE, HIDDEN, Registry, RegistryError, read_entry, remove_folder};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// How long a killed VMM may take to be gone, milliseconds.
@@ -79,6 +81,7 @@ impl Registry {
             let Some(_lock) = take_lock(&dir) else { continue };
             all.push(reap_entry(&dir, self.path()));
         }
+        self.clear_half_made();
         let known: Vec<String> = self.list()?.into_iter().map(|run| run.run_id).collect();
         for (pid, run_id) in marked(self.path()) {
             if known.contains(&run_id) {
@@ -94,12 +97,22 @@ impl Registry {
         Ok(all)
     }
 
+    /// Folders that a dead process was making or removing: they have no name of a run, and nobody else looks at them.
+    fn clear_half_made(&self) {
+        for entry in fs::read_dir(self.path()).into_iter().flatten().flatten() {
+            let dead = |pid: i32| !Path::new("/proc").join(pid.to_string()).exists();
+            if maker(&entry.file_name()).is_some_and(dead) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
     fn folders(&self) -> Result<Vec<PathBuf>, RegistryError> {
         let fail = |source| RegistryError::Io { path: self.path().to_owned(), source };
         let mut folders = Vec::new();
         for entry in fs::read_dir(self.path()).map_err(fail)? {
             let entry = entry.map_err(fail)?;
-            let hidden = entry.file_name().as_bytes().starts_with(HIDDEN.as_bytes());
+            let hidden = maker(&entry.file_name()).is_some();
             if !hidden && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 folders.push(entry.path());
             }
@@ -108,11 +121,23 @@ impl Registry {
     }
 }
 
+/// Who makes or removes a folder that is no entry.
+fn maker(name: &OsStr) -> Option<i32> {
+    let name = name.to_str()?;
+    let rest = name.strip_prefix(HIDDEN).or_else(|| name.strip_prefix(GONE))?;
+    rest.split('-').next()?.parse().ok()
+}
+
 /// The lock of a run whose owner is gone.
 fn take_lock(dir: &Path) -> Option<File> {
     let lock = File::options().read(true).write(true).open(dir.join("lock"));
     match lock {
-        Ok(lock) => flock(&lock, FlockOperation::NonBlockingLockExclusive).ok().map(|()| lock),
+        Ok(lock) => {
+            flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
+            // Another reaper may have been here meanwhile, and the name may be a new run's.
+            let (held, there) = (lock.metadata().ok()?, dir.join("lock").symlink_metadata().ok()?);
+            ((held.dev(), held.ino()) == (there.dev(), there.ino())).then_some(lock)
+        }
         // No owner makes a folder without a lock: this is somebody else's rubbish.
         Err(error) if error.kind() == io::ErrorKind::NotFound => File::open(dir).ok(),
         Err(_) => None,
@@ -160,7 +185,7 @@ fn reap_entry(dir: &Path, registry: &Path) -> Reaped {
         }
     }
     if clean {
-        match fs::remove_dir_all(dir) {
+        match remove_folder(dir) {
             Ok(()) => actions.push("overlay disk and entry removed".to_owned()),
             Err(error) => {
                 clean = false;
@@ -346,6 +371,53 @@ mod tests {
         assert!(of_another.try_wait().unwrap().is_none(), "another registry's VMM was ended");
         of_another.kill().unwrap();
         of_another.wait().unwrap();
+    }
+
+    #[test]
+    fn many_reapers_at_once_do_each_thing_once_and_harm_no_new_run_of_the_name() {
+        let Setting { registry, bundle, _home } = &setting();
+        for _ in 0..50 {
+            drop(registry.register("run-00000006", bundle).unwrap());
+            std::thread::scope(|scope| {
+                let reapers: Vec<_> = (0..8).map(|_| scope.spawn(|| registry.reap().unwrap())).collect();
+                let done: Vec<Reaped> =
+                    reapers.into_iter().flat_map(|reaper| reaper.join().unwrap()).collect();
+                assert_eq!(done.len(), 1, "{done:?}");
+                assert!(done[0].clean, "{done:?}");
+            });
+        }
+        // The same name again and again while others reap: a live run keeps its folder.
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        let done = registry.reap().unwrap();
+                        assert!(done.is_empty(), "a live run was reaped: {done:?}");
+                    }
+                });
+            }
+            for _ in 0..300 {
+                let run = registry.register("run-00000007", bundle).unwrap();
+                assert!(run.dir().join("entry.json").exists());
+                assert!(run.abandon().gone);
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn what_a_dead_process_had_half_made_is_cleared_and_what_a_live_one_has_is_not() {
+        let Setting { registry, _home, .. } = &setting();
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let own = std::process::id();
+        for (prefix, pid) in [(HIDDEN, child.id()), (GONE, child.id()), (HIDDEN, own), (GONE, own)] {
+            fs::create_dir(registry.path().join(format!("{prefix}{pid}-run-00000008"))).unwrap();
+        }
+        assert!(registry.reap().unwrap().is_empty());
+        let left = fs::read_dir(registry.path()).unwrap().count();
+        assert_eq!(left, 2);
     }
 
     #[test]

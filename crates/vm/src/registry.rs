@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 const ENTRY_VERSION: u32 = 1;
 /// Names of folders that are no entries yet begin with this.
 pub(crate) const HIDDEN: &str = ".new-";
+/// Names of folders that are entries no more.
+pub(crate) const GONE: &str = ".gone-";
 /// Largest `entry.json` that is read.
 const MAX_ENTRY: u64 = 64 * 1024;
 
@@ -166,7 +168,7 @@ impl Registration {
 
     /// Removes the entry and the run's files; the check says that they are gone.
     pub(crate) fn release(self) -> Result<Check, Box<(Registration, Check)>> {
-        let removed = fs::remove_dir_all(&self.dir);
+        let removed = remove_folder(&self.dir);
         let gone =
             matches!(self.dir.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
         let detail = match removed {
@@ -176,6 +178,15 @@ impl Registration {
         let check = Check { what: "run folder with overlay disk".into(), gone, detail };
         if gone { Ok(check) } else { Err(Box::new((self, check))) }
     }
+}
+
+/// Removes a run's folder, which loses its name first: one that has a name has its lock, and is one run's from its first
+/// moment to its last. To be called by whoever holds the lock.
+pub(crate) fn remove_folder(dir: &Path) -> io::Result<()> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let gone = dir.with_file_name(format!("{GONE}{}-{name}", std::process::id()));
+    fs::rename(dir, &gone)?;
+    fs::remove_dir_all(&gone)
 }
 
 fn lock(dir: &Path) -> io::Result<File> {

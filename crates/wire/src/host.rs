@@ -145,6 +145,8 @@ pub enum HostFrame<'a> {
     },
     /// 0x10: set the clock; once, after `Ready` and before the first exec
     Clock(&'a Clock),
+    /// 0x0F, id: the exec: nobody reads this output any more; who writes to it is told so, as with any pipe
+    CloseOutput(Stream),
 }
 
 impl<'a> HostFrame<'a> {
@@ -196,6 +198,12 @@ impl<'a> HostFrame<'a> {
                 _ => Err(shape),
             },
             0x10 => Clock::ref_from_bytes(payload).map(HostFrame::Clock).map_err(|_| shape),
+            0x0F => match payload {
+                [stream] => Stream::from_byte(*stream)
+                    .map(HostFrame::CloseOutput)
+                    .ok_or(Reject::Value { kind, field: "stream" }),
+                _ => Err(shape),
+            },
             other => Err(Reject::Kind(other)),
         }
     }
@@ -220,6 +228,7 @@ impl<'a> HostFrame<'a> {
             HostFrame::ExecAllow(digests) => put(0x0D, &[digests.as_flattened()]),
             HostFrame::Clock(clock) => put(0x10, &[clock.as_bytes()]),
             HostFrame::ExecEnforce { workspace } => put(0x0E, &[&[u8::from(*workspace)]]),
+            HostFrame::CloseOutput(stream) => put(0x0F, &[&[*stream as u8]]),
         }
     }
 }

@@ -108,6 +108,12 @@ impl Job {
         self
     }
 
+    /// Flags that need not be UTF-8 or known beforehand.
+    pub(crate) fn flag(mut self, name: &str, value: impl Into<OsString>) -> Job {
+        self.flags.extend([name.into(), value.into()]);
+        self
+    }
+
     pub(crate) fn policy(mut self, toml: &str) -> Job {
         let path = self.out.path().join("policy.toml");
         fs::write(&path, toml).unwrap();
@@ -279,6 +285,16 @@ impl Live {
 
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child.0), signal).unwrap();
+    }
+
+    /// Whether it has said this so far.
+    pub(crate) fn has_said(&self, text: &str) -> bool {
+        self.stdout.so_far().contains(text)
+    }
+
+    /// Whether `hotcell` has ended.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.child.0.try_wait().unwrap().is_some()
     }
 
     pub(crate) fn registry_entry(&self) -> PathBuf {

@@ -8,7 +8,8 @@ use crate::channel::ToGuest;
 use crate::exec::{ExecRequest, ExecResult, ending, not_started};
 use crate::recorder::RecordError;
 use crate::run::ExecError;
-use crate::stream::{ExecIo, StdinPump, StreamDone, StreamOutcome, start_outputs};
+use crate::stdin::StdinPump;
+use crate::stream::{ExecIo, StreamDone, StreamOutcome, start_outputs};
 use crossbeam_channel::{Sender, bounded};
 use hotcell_decide::{ExecHow, HostFact, OutputStream, SpawnAttempt, SpawnDecision};
 use hotcell_ledger::{ActorId, Digest};
@@ -61,7 +62,7 @@ impl Driver<'_> {
         let refuse = |why: String| {
             let _ = reply.send(Err(ExecError::Refused(why)));
         };
-        if self.execs.len() >= MAX_EXECS {
+        if self.execs.len() + self.copies.len() >= MAX_EXECS {
             refuse(format!("{MAX_EXECS} execs run already"));
             return Ok(());
         }

@@ -4,6 +4,7 @@
 mod boot;
 mod broken;
 mod capability;
+mod copies;
 mod crossing;
 mod disk;
 mod ending;

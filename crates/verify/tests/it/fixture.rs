@@ -1,6 +1,6 @@
 //! An honest bundle, and the tools of somebody who would alter it.
 
-use hotcell_decide::{Broker, CapabilityRequest, Check, HostFact, OutputStream, Verdict};
+use hotcell_decide::{Broker, CapabilityRequest, Check, Direction, HostFact, OutputStream, Verdict};
 use hotcell_ledger::*;
 use hotcell_policy::{ImageRef, PolicyDraft, RunDraft};
 use std::path::{Path, PathBuf};
@@ -113,6 +113,14 @@ impl Plan {
             );
             add(actor, Some(vm), Payload::ProcessExit { code: 0 });
         }
+        let copied = HostFact::Copied {
+            direction: Direction::Out,
+            path: "/deep dir/out.txt".into(),
+            bytes: 10,
+            digest: Digest::of(b"copied out"),
+            mode: 0o100_644,
+        };
+        add(host, None, fact(&copied));
         if let Some(extra) = &self.fact {
             add(host, None, fact(extra));
         }

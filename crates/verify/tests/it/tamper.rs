@@ -219,7 +219,7 @@ fn cases() -> Vec<Case> {
         case("object added", "OBJECT_UNNAMED OBJECT_SET_CHANGED", 1, |b| {
             b.object("never seen");
         }),
-        case("file added", "FILE_EXTRA", 1, |b| b.write("files/new", "x")),
+        case("file added", "FILE_EXTRA COPY_DISAGREES", 1, |b| b.write("files/new", "x")),
         case("file put among the objects", "FILE_EXTRA", 1, |b| b.write("objects/readme", "x")),
         case("report.json altered", "FILE_ALTERED", 1, |b| b.flip("report.json", 12, 0)),
         case("report.json states another verdict", "FILE_ALTERED VERDICT_DISAGREES", 1, |b| {
@@ -227,7 +227,13 @@ fn cases() -> Vec<Case> {
         }),
         case("spec.json altered", "FILE_ALTERED SPEC_DISAGREES", 1, |b| b.flip("spec.json", 9, 0)),
         case("console.log altered", "FILE_ALTERED", 1, |b| b.flip("console.log", 0, 0)),
-        case("copied-out file altered", "FILE_ALTERED", 1, |b| b.flip("files/deep dir/out.txt", 0, 0)),
+        case("copied-out file altered", "FILE_ALTERED COPY_DISAGREES", 1, |b| {
+            b.flip("files/deep dir/out.txt", 0, 0)
+        }),
+        case("copied-out file altered, then signed", "COPY_DISAGREES", 1, |b| {
+            b.flip("files/deep dir/out.txt", 0, 0);
+            b.seal_again(SEED);
+        }),
         case("copied-out file deleted", "FILE_MISSING", 1, |b| b.remove("files/deep dir/out.txt")),
         case("file replaced by a link", "FILE_STRANGE", 1, |b| {
             b.remove("console.log");
