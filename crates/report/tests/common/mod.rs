@@ -56,6 +56,9 @@ pub(crate) fn bundle(said: &str) -> tempfile::TempDir {
         Payload::CapabilityRequest { capability: Capability::FileWrite, granted: true, reason: said.into() };
     add(guest, Some(vm), told);
     add(guest, Some(vm), Payload::ProcessExit { code: 0 });
+    let root = part("root");
+    let after = format!(r#""what":"root_after","digest":"{root}","bytes":1"#);
+    add(host, None, fact("measured", root, &after));
     let gone = r#""verified":true,"ms":1,"checks":[{"what":"VMM process","gone":true,"detail":"reaped"}]"#;
     add(host, None, fact("teardown", Digest::ZERO, gone));
     add(vm, Some(host), Payload::ProcessExit { code: -9 });
