@@ -86,10 +86,12 @@ impl Files {
             let below = format!("{path}/");
             self.told.range(below.clone()..).next().is_some_and(|told| told.starts_with(&below))
         };
-        let omitted = self.seen.iter().filter(|path| !self.told.contains(*path) && !on_the_way(path)).collect();
+        let omitted =
+            self.seen.iter().filter(|path| !self.told.contains(*path) && !on_the_way(path)).collect();
         add(FindingKind::FilesOmitted, omitted, "the host saw changes that the guest does not tell of");
         if !self.incomplete {
-            let invented = self.told.iter().filter(|path| !self.seen.contains(*path) && !self.told_gone.contains(*path));
+            let invented =
+                self.told.iter().filter(|path| !self.seen.contains(*path) && !self.told_gone.contains(*path));
             let words = "the guest tells of changes that the host did not see on the disk";
             add(FindingKind::FilesInvented, invented.collect(), words);
         }
@@ -128,7 +130,10 @@ mod tests {
             (&["/workspace/a"], &[create("/workspace/a")]),
             (&["/workspace/d", "/workspace/d/a"], &[create("/workspace/d/a")]),
             (&["/workspace/a"], &[create("/workspace/a"), create("/tmp/b")]),
-            (&["/workspace/a"], &[create("/workspace/a"), create("/workspace/t"), (FileOp::Delete, "/workspace/t")]),
+            (
+                &["/workspace/a"],
+                &[create("/workspace/a"), create("/workspace/t"), (FileOp::Delete, "/workspace/t")],
+            ),
             (&[], &[create("/etc/passwd")]),
         ] {
             assert_eq!(kinds(&account(host, guest)), [], "{host:?} {guest:?}");
@@ -137,14 +142,17 @@ mod tests {
 
     #[test]
     fn what_is_omitted_and_what_is_invented_is_said() {
-        let files = account(&["/workspace/a", "/workspace/hidden"], &[
-            (FileOp::Create, "/workspace/a"),
-            (FileOp::Create, "/workspace/none"),
-        ]);
-        assert_eq!(kinds(&files), [
-            (FindingKind::FilesOmitted, "/workspace/hidden".to_owned()),
-            (FindingKind::FilesInvented, "/workspace/none".to_owned()),
-        ]);
+        let files = account(
+            &["/workspace/a", "/workspace/hidden"],
+            &[(FileOp::Create, "/workspace/a"), (FileOp::Create, "/workspace/none")],
+        );
+        assert_eq!(
+            kinds(&files),
+            [
+                (FindingKind::FilesOmitted, "/workspace/hidden".to_owned()),
+                (FindingKind::FilesInvented, "/workspace/none".to_owned()),
+            ]
+        );
     }
 
     #[test]

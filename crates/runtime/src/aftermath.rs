@@ -113,7 +113,10 @@ mod tests {
             ("still there 10 s after SIGKILL", false, true, -9),
         ] {
             let (fact, got) = vm_exited(&report(detail), alone);
-            assert!(matches!(fact, HostFact::VmExited { expected: e, .. } if e == expected), "{detail} {fact:?}");
+            assert!(
+                matches!(fact, HostFact::VmExited { expected: e, .. } if e == expected),
+                "{detail} {fact:?}"
+            );
             assert_eq!(got, code, "{detail}");
         }
     }
@@ -122,7 +125,9 @@ mod tests {
     fn a_root_image_is_hashed_whole_wherever_its_descriptor_stands() {
         let mut file = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut file, b"the image").unwrap();
-        let HostFact::Measured { digest, bytes, .. } = RootImage(file).hash().fact() else { panic!("no digest") };
+        let HostFact::Measured { digest, bytes, .. } = RootImage(file).hash().fact() else {
+            panic!("no digest")
+        };
         assert_eq!((digest, bytes), (Digest::of(b"the image"), 9));
     }
 }

@@ -236,7 +236,8 @@ impl Status {
     pub(super) fn weaker_than(&self, before: &Status) -> Vec<String> {
         let mut weaker = Vec::new();
         if (self.uids, self.gids) != (before.uids, before.gids) || self.groups != before.groups {
-            weaker.push(format!("its users are {:?}, its groups {:?} {:?}", self.uids, self.gids, self.groups));
+            weaker
+                .push(format!("its users are {:?}, its groups {:?} {:?}", self.uids, self.gids, self.groups));
         }
         for ((now, before), set) in self.capabilities.iter().zip(before.capabilities).zip(CAPABILITY_SETS) {
             if now & !before != 0 {
@@ -370,7 +371,11 @@ mod tests {
         ] {
             let weaker = of(&weak).weaker_than(&strong);
             assert!(weaker.first().is_some_and(|text| text.contains(said)), "{said}: {weaker:?}");
-            assert_eq!(strong.weaker_than(&of(&weak)).len(), usize::from(said == "its users"), "stronger is fine");
+            assert_eq!(
+                strong.weaker_than(&of(&weak)).len(),
+                usize::from(said == "its users"),
+                "stronger is fine"
+            );
         }
     }
 

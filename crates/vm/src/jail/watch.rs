@@ -184,7 +184,11 @@ impl Seen {
             }
             // Names can be changed, the file stays: what has a place on a disk is known by that.
             let name = what.to_string_lossy();
-            let place = if name.starts_with('/') { format!(" ({}:{})", file.dev(), file.ino()) } else { String::new() };
+            let place = if name.starts_with('/') {
+                format!(" ({}:{})", file.dev(), file.ino())
+            } else {
+                String::new()
+            };
             descriptors.insert(number, format!("{name}{place}"));
         }
         let (mapped, executable_bytes) = executable(&fs::read_to_string(format!("{base}/maps"))?);
@@ -247,6 +251,7 @@ fn executable(maps: &str) -> (BTreeSet<String>, u64) {
 mod tests {
     use super::*;
     use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, Command, Stdio};
 
     /// Stands for a VMM: a shell that does one thing after it was let go.
@@ -262,6 +267,7 @@ mod tests {
                 .args(["-c", &script])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
+                .process_group(0)
                 .spawn()
                 .unwrap();
             let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -280,7 +286,9 @@ mod tests {
 
     impl Drop for StandIn {
         fn drop(&mut self) {
-            let _ = self.child.kill();
+            // With what it started.
+            let group = rustix::process::Pid::from_child(&self.child);
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
             let _ = self.child.wait();
         }
     }
@@ -302,7 +310,7 @@ mod tests {
     fn a_file_a_socket_and_a_child_are_breaches() {
         let file = breaches("exec 9</etc/passwd");
         assert!(matches!(&file[..], [one] if one.starts_with("descriptor 9: /etc/passwd")), "{file:?}");
-        let child = breaches("sleep 100 & disown");
+        let child = breaches("sleep 100 >/dev/null 2>&1 & disown");
         assert!(child.iter().any(|one| one.contains("it has a child")), "{child:?}");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
