@@ -361,15 +361,16 @@ impl Measured {
             boot.plan(&runtime, &spec).map(|plan| (plan, kept)).map_err(|error| error.to_string())
         });
         let started_vm = match begun {
-            Ok((plan, kept)) => match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan)))
-            {
-                Ok(Ok(vm)) => Ok((vm, kept)),
-                Ok(Err(failed)) => Err((Broken::Known(failed.error.to_string()), failed)),
-                Err(panic) => {
-                    let text = panic_text(&*panic);
-                    Err((Broken::Panic(text.clone()), StartFailed::panicked(text)))
+            Ok((plan, kept)) => {
+                match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan))) {
+                    Ok(Ok(vm)) => Ok((vm, kept)),
+                    Ok(Err(failed)) => Err((Broken::Known(failed.error.to_string()), failed)),
+                    Err(panic) => {
+                        let text = panic_text(&*panic);
+                        Err((Broken::Panic(text.clone()), StartFailed::panicked(text)))
+                    }
                 }
-            },
+            }
             Err(broken) => {
                 let failed = StartFailed::not_begun(registration, broken.to_string());
                 // A disk that can't be made is no hole in the record.
