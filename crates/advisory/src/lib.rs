@@ -8,7 +8,7 @@
 //! dependency edge). A signal that a guest can make by lying must never be a reason to kill.
 //!
 //! Guarantees: a finding depends on the ledger and the sealed fingerprint alone; the
-//! number of findings is bounded by the number of capabilities. Does no I/O but
+//! number of findings is bounded by the number of capabilities, and two for files. Does no I/O but
 //! reading that ledger.
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -18,9 +18,11 @@
 
 mod cadence;
 pub mod drift;
+pub mod files;
 pub mod fingerprint;
 
 pub use drift::Drift;
+pub use files::Files;
 pub use fingerprint::{Fingerprint, FingerprintDraft, FingerprintError, MAX_Z};
 
 use hotcell_ledger::{Capability, ClosedLedger, Event, ReadError};
@@ -52,6 +54,10 @@ pub enum FindingKind {
     Unconfirmed,
     /// L6: the guest tells of other outcomes.
     OutcomeMismatch,
+    /// L6: the host saw changes of files that the guest, which tells of files, leaves out.
+    FilesOmitted,
+    /// L6: the guest tells of changes of files that the host did not see on the disk.
+    FilesInvented,
 }
 
 /// An opinion. Nothing that decides takes one.
@@ -71,13 +77,16 @@ pub struct Finding {
 pub fn assess(ledger: &ClosedLedger, fingerprint: Option<&Fingerprint>) -> Result<Vec<Finding>, ReadError> {
     let mut draft = FingerprintDraft::new();
     let mut drift = Drift::new();
+    let mut files = Files::new();
     for event in ledger.events()? {
         let event = event?;
         draft.observe(&event);
         drift.observe(&event);
+        files.observe(&event);
     }
     let mut findings = fingerprint.map(|reference| reference.compare(&draft)).unwrap_or_default();
     findings.extend(drift.findings());
+    findings.extend(files.findings());
     Ok(findings)
 }
 

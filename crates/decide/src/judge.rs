@@ -301,12 +301,13 @@ impl Judge {
                 let named = match what.as_str() {
                     "kernel" => image.kernel,
                     "initramfs" => image.initramfs,
-                    "root" => image.root,
+                    "root" | "root_after" => image.root,
                     _ => return,
                 };
                 if *digest != named {
+                    let after = what == "root_after";
                     self.trip(
-                        Reason::ImageMismatch,
+                        if after { Reason::RootChanged } else { Reason::ImageMismatch },
                         at,
                         format!("{what} has the digest {digest}, the spec names {named}"),
                     );

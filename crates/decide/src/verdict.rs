@@ -59,7 +59,7 @@ impl core::fmt::Display for Verdict {
 }
 
 /// What every whole run records, by the name that an INCOMPLETE verdict gives it.
-pub const NEEDED: [&str; 8] = [
+pub const NEEDED: [&str; 9] = [
     "spec",
     "measured_kernel",
     "measured_initramfs",
@@ -67,6 +67,7 @@ pub const NEEDED: [&str; 8] = [
     "switch_proven",
     "isolation",
     "ready",
+    "measured_root_after",
     "teardown",
 ];
 
@@ -307,6 +308,7 @@ impl VerdictFold {
                     "kernel" => "measured_kernel",
                     "initramfs" => "measured_initramfs",
                     "root" => "measured_root",
+                    "root_after" => "measured_root_after",
                     _ => return,
                 };
                 self.seen.insert(name);

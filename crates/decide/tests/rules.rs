@@ -115,6 +115,8 @@ fn an_image_that_is_not_the_measured_one() {
         digest: Digest::of(bytes),
         bytes: 1,
     };
+    fires(Reason::RootChanged, |s| s.fact(measured("root_after", b"another")));
+    holds(|s| s.fact(measured("root_after", b"root")));
     for what in ["kernel", "initramfs", "root"] {
         fires(Reason::ImageMismatch, |s| s.fact(measured(what, b"another")));
         holds(|s| s.fact(measured(what, what.as_bytes())));

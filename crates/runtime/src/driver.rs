@@ -59,6 +59,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// How attending ended, beyond what is recorded.
 pub(crate) struct Attended {
     pub(crate) error: Option<String>,
+    /// The VMM ended while the run went on, and nobody had ended it.
+    pub(crate) alone: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,7 @@ struct Driver<'a> {
     on_done: OnDone,
     watch: Option<Watch>,
     error: Option<String>,
+    alone: bool,
 }
 
 /// Ends the channel and every stream, however attending ends.
@@ -139,7 +142,7 @@ impl Drop for HangUp {
 pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
     let unattended = |run: &mut Booted, why: String| {
         let recorded = run.recorder.host(&HostFact::fault("driver", &why));
-        Attended { error: Some(recorded.err().map_or(why, |error| error.to_string())) }
+        Attended { error: Some(recorded.err().map_or(why, |error| error.to_string())), alone: false }
     };
     let Some(channel) = run.vm.take_channel() else {
         return unattended(run, "the machine has no channel".into());
@@ -198,6 +201,7 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
         }),
         watch,
         error: None,
+        alone: false,
     };
     let outcome = driver.run(calls, &guest, &done, &death, &told);
     if let Err(error) = outcome {
@@ -209,7 +213,7 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
     if let Err(error) = driver.post_mortem(&told, &death) {
         driver.error.get_or_insert(error.to_string());
     }
-    Attended { error: driver.error }
+    Attended { error: driver.error, alone: driver.alone }
 }
 
 impl Driver<'_> {
@@ -682,7 +686,10 @@ impl Driver<'_> {
                 let words = self.run.vm.last_words();
                 self.fail("boot", &format!("the machine ended while it booted. Its last words:\n{words}"))
             }
-            _ => self.destroyed("VMM", "the machine ended while the run went on"),
+            _ => {
+                self.alone = true;
+                self.destroyed("VMM", "the machine ended while the run went on")
+            }
         }
     }
 

@@ -16,6 +16,7 @@
 //! Who may call: the command line, evaluation, and anyone who embeds Hotcell.
 #![forbid(unsafe_code)]
 
+mod aftermath;
 mod bundle;
 mod channel;
 mod clock;
@@ -29,6 +30,7 @@ mod report;
 mod run;
 mod stdin;
 mod stream;
+mod vmm;
 mod watch;
 
 pub use bundle::{BundleError, CONSOLE, REPORT, SPEC};

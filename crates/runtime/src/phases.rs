@@ -7,6 +7,7 @@
 //! One thread runs them all (the machine dies with that thread) and owns the
 //! ledger and the decisions.
 
+use crate::aftermath::{self, RootImage};
 use crate::bundle::{Bundle, CONSOLE, REPORT, SPEC};
 use crate::driver::{Attended, attend, random};
 use crate::recorder::{RecordError, Recorder};
@@ -152,6 +153,7 @@ pub(crate) struct Booted {
     pub(crate) contents: Option<Manifest>,
     pub(crate) authorizer: Option<Authorizer>,
     pub(crate) vm: Box<dyn LiveVm>,
+    pub(crate) root: RootImage,
     pub(crate) started: Instant,
     pub(crate) timings: Timings,
     /// The measured kernel, for whoever reads its memory.
@@ -166,6 +168,9 @@ struct Exited {
     spec: SealedSpec,
     recorder: Recorder,
     vm: Box<dyn LiveVm>,
+    root: RootImage,
+    /// The VMM ended and nobody had ended it.
+    alone: bool,
     timings: Timings,
     error: Option<String>,
 }
@@ -350,19 +355,22 @@ impl Measured {
         let template = boot.template.as_ref().map(Template::id);
         let authorizer = environment.binaries.map(Authorizer::new);
         let started = Instant::now();
-        let mut measured_kernel = None;
         let begun = guarded(|| {
-            measured_kernel = Some(boot.kernel.file.try_clone().map_err(|error| error.to_string())?);
-            boot.plan(&runtime, &spec).map_err(|error| error.to_string())
+            let open = |file: &File| file.try_clone().map_err(|error| error.to_string());
+            let kept = (open(&boot.kernel.file)?, RootImage(open(&boot.root.file)?));
+            boot.plan(&runtime, &spec).map(|plan| (plan, kept)).map_err(|error| error.to_string())
         });
         let started_vm = match begun {
-            Ok(plan) => match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan))) {
-                Ok(started) => started.map_err(|failed| (Broken::Known(failed.error.to_string()), failed)),
-                Err(panic) => {
-                    let text = panic_text(&*panic);
-                    Err((Broken::Panic(text.clone()), StartFailed::panicked(text)))
+            Ok((plan, kept)) => {
+                match catch_unwind(AssertUnwindSafe(|| runtime.backend.start(registration, plan))) {
+                    Ok(Ok(vm)) => Ok((vm, kept)),
+                    Ok(Err(failed)) => Err((Broken::Known(failed.error.to_string()), failed)),
+                    Err(panic) => {
+                        let text = panic_text(&*panic);
+                        Err((Broken::Panic(text.clone()), StartFailed::panicked(text)))
+                    }
                 }
-            },
+            }
             Err(broken) => {
                 let failed = StartFailed::not_begun(registration, broken.to_string());
                 // A disk that can't be made is no hole in the record.
@@ -373,8 +381,8 @@ impl Measured {
                 Err((broken, failed))
             }
         };
-        let vm = match started_vm {
-            Ok(vm) => vm,
+        let (vm, (kernel, root)) = match started_vm {
+            Ok(started) => started,
             Err((broken, StartFailed { teardown, .. })) => {
                 let report = match teardown {
                     Ok(proof) => proof.report().clone(),
@@ -405,15 +413,16 @@ impl Measured {
             contents,
             authorizer,
             vm,
+            root,
             started,
             timings,
-            kernel: measured_kernel,
+            kernel: Some(kernel),
             nonce,
         };
         match recorded {
             Ok(()) => Ok(booted),
             Err(broken) => {
-                let mut exited = booted.exited(None);
+                let mut exited = booted.exited(None, false);
                 let (error, broken) = broken.settle(&mut exited.recorder, "start");
                 exited.error = Some(error);
                 let mut torn_down = exited.tear_down();
@@ -452,26 +461,27 @@ fn record_machine(
 impl Booted {
     fn attend(mut self, calls: &Receiver<Call>) -> Exited {
         let attended = catch_unwind(AssertUnwindSafe(|| attend(&mut self, calls)));
-        let error = match attended {
-            Ok(Attended { error }) => error,
+        let (error, alone) = match attended {
+            Ok(Attended { error, alone }) => (error, alone),
             Err(panic) => {
                 // From here on the machine does nothing any more; a backend that can't even do this is torn down next.
                 let _ = catch_unwind(AssertUnwindSafe(|| self.vm.kill()));
-                Some(record_fault(&mut self.recorder, "driver", panic_text(&*panic)))
+                (Some(record_fault(&mut self.recorder, "driver", panic_text(&*panic))), false)
             }
         };
-        self.exited(error)
+        self.exited(error, alone)
     }
 
-    fn exited(self, error: Option<String>) -> Exited {
-        let Booted { runtime, spec, recorder, vm, timings, .. } = self;
-        Exited { runtime, spec, recorder, vm, timings, error }
+    fn exited(self, error: Option<String>, alone: bool) -> Exited {
+        let Booted { runtime, spec, recorder, vm, root, timings, .. } = self;
+        Exited { runtime, spec, recorder, vm, root, alone, timings, error }
     }
 }
 
 impl Exited {
     fn tear_down(self) -> TornDown {
-        let Exited { runtime, spec, mut recorder, vm, mut timings, mut error } = self;
+        let Exited { runtime, spec, mut recorder, vm, root, alone, mut timings, mut error } = self;
+        let root = root.hash();
         let facts = catch_unwind(AssertUnwindSafe(|| vm.facts().clone()));
         let console = catch_unwind(AssertUnwindSafe(|| vm.console()));
         let destroyed = catch_unwind(AssertUnwindSafe(|| vm.destroy()));
@@ -494,7 +504,13 @@ impl Exited {
         // The kill first, the writing after.
         let broken = guarded(|| {
             recorder.kill()?;
-            recorder.vm_exited(-9)
+            let (ended, code) = aftermath::vm_exited(&report, alone);
+            recorder.host(&ended)?;
+            for fact in aftermath::outlived(&runtime.registry, spec.run_id()) {
+                recorder.host(&fact)?;
+            }
+            recorder.host(&root.fact())?;
+            recorder.vm_exited(code)
         })
         .err()
         .map(|broken| broken.to_string());

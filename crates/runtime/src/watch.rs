@@ -15,6 +15,7 @@
 
 use crate::disk;
 use crate::phases::Booted;
+use crate::vmm::VmmObserver;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, never};
 use hotcell_decide::{HostFact, ProcessRules};
 use hotcell_observe::disk::DiskObserver;
@@ -56,6 +57,9 @@ fn observers(run: &mut Booted) -> io::Result<Vec<Box<dyn Observer>>> {
     if let Some(disk) = run.vm.disk()? {
         let explain = disk::explain(run.spec.policy().capabilities(), run.recorder.copied());
         all.push(Box::new(DiskObserver::new(disk, explain)));
+    }
+    if let Some(watch) = run.vm.take_watch() {
+        all.push(Box::new(VmmObserver::new(watch)));
     }
     Ok(all)
 }

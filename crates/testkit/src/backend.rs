@@ -4,7 +4,7 @@ use crate::guest::FakeGuest;
 use hotcell_ledger::Digest;
 use hotcell_vm::{
     Captured, Check, GuestMemory, LiveVm, ProcessId, Registration, StartError, StartFailed, TeardownFailed,
-    TeardownProof, TeardownReport, VmBackend, VmPlan, VmmFacts,
+    TeardownProof, TeardownReport, VmBackend, VmPlan, VmmFacts, VmmWatch,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -93,7 +93,12 @@ pub struct FakeMachine {
     pub console: Vec<u8>,
     /// It has no channel to give.
     pub without_channel: bool,
+    /// Stands for the VMM process where somebody looks at it.
+    pub vmm_stand_in: Option<StandIn>,
 }
+
+/// Gives what is allowed to a process that stands for the VMM.
+pub type StandIn = Arc<dyn Fn() -> VmmWatch + Send + Sync>;
 
 impl FakeMachine {
     /// A machine whose guest follows a script.
@@ -107,6 +112,7 @@ impl FakeMachine {
             memory: None,
             console: b"fake console\n".to_vec(),
             without_channel: false,
+            vmm_stand_in: None,
         }
     }
 }
@@ -349,6 +355,10 @@ impl LiveVm for FakeVm {
     fn root_bytes_written(&mut self) -> Option<u64> {
         self.take(Step::RootBytesWritten);
         self.as_asked.root_bytes_written
+    }
+
+    fn take_watch(&mut self) -> Option<VmmWatch> {
+        self.as_asked.vmm_stand_in.take().map(|stand_in| stand_in())
     }
 
     fn kill(&self) {

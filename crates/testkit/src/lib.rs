@@ -15,7 +15,7 @@ mod guest;
 mod honest;
 mod noise;
 
-pub use backend::{FakeBackend, FakeMachine, Script, StartAs, Step, StepTaken};
+pub use backend::{FakeBackend, FakeMachine, Script, StandIn, StartAs, Step, StepTaken};
 pub use guest::{FakeGuest, FromHost};
 pub use honest::honest;
 pub use noise::Noise;

@@ -40,6 +40,6 @@ pub use finding::{Finding, Findings, Reason, Severity};
 pub use hotcell_decide::Verdict;
 pub use objects::{ObjectFault, ObjectSource};
 pub use render::{to_json, to_text};
-pub use timeline::Moment;
+pub use timeline::{Lane, Moment, Tick, Timeline};
 pub use verdict::Derived;
 pub use verify::{Options, Outcome, Verification, VerifiedBundle, VerifyError, verify_bundle};

@@ -6,6 +6,7 @@
 use crate::verify::VerifiedBundle;
 use hotcell_ledger::bundle::{BundleDir, LEDGER};
 use hotcell_ledger::{ClosedLedger, Digest, Event, Payload};
+use std::collections::VecDeque;
 use std::io;
 
 /// Longest fact that is shown: the longest there is.
@@ -28,9 +29,51 @@ pub struct Moment {
     pub detail: String,
 }
 
+/// What kind of thing happened, for a drawing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    /// The run itself and its machine: beginning, measuring, readiness, teardown.
+    Machine,
+    /// A command, or a process that the host saw, begins or ends.
+    Process,
+    /// A change of a file that the host saw on the disk.
+    File,
+    /// A decision of the broker.
+    Decision,
+    /// What the guest said.
+    Told,
+    /// What must not be, and the kill.
+    Violation,
+}
+
+/// One event's place in a drawing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tick {
+    /// Host clock, nanoseconds since 1970.
+    pub timestamp_ns: u64,
+    /// What kind.
+    pub lane: Lane,
+}
+
+/// The moments of a run: all, or the first and the last of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timeline {
+    /// From the beginning on.
+    pub first: Vec<Moment>,
+    /// How many between the two are left out.
+    pub left_out: u64,
+    /// Up to the end.
+    pub last: Vec<Moment>,
+    /// Every event, in order.
+    pub ticks: Vec<Tick>,
+}
+
 impl VerifiedBundle {
-    /// The first `most` moments, and how many more there are.
-    pub fn timeline(&self, most: usize) -> io::Result<(Vec<Moment>, u64)> {
+    /// The first `first` and the last `last` moments, and every event as a tick.
+    ///
+    /// # Errors
+    /// The bundle can't be read, or changed after it was verified.
+    pub fn timeline(&self, first: usize, last: usize) -> io::Result<Timeline> {
         let verification = self.verification();
         let changed = || io::Error::other("the bundle changed after it was verified");
         let ledger = ClosedLedger::open(verification.bundle.join(LEDGER)).map_err(io::Error::other)?;
@@ -38,12 +81,44 @@ impl VerifiedBundle {
             return Err(changed());
         }
         let dir = BundleDir::open(&verification.bundle)?;
-        let mut moments = Vec::new();
-        for event in ledger.events().map_err(io::Error::other)?.take(most) {
-            moments.push(moment(&event.map_err(|_| changed())?, &dir));
+        let mut timeline = Timeline::default();
+        let mut late: VecDeque<Event> = VecDeque::new();
+        for event in ledger.events().map_err(io::Error::other)? {
+            let event = event.map_err(|_| changed())?;
+            timeline.ticks.push(Tick { timestamp_ns: event.timestamp_ns, lane: lane(&event) });
+            if timeline.first.len() < first {
+                timeline.first.push(moment(&event, &dir));
+                continue;
+            }
+            late.push_back(event);
+            if late.len() > last {
+                late.pop_front();
+                timeline.left_out += 1;
+            }
         }
-        let shown = u64::try_from(moments.len()).unwrap_or(u64::MAX);
-        Ok((moments, ledger.event_count().saturating_sub(shown)))
+        timeline.last = late.iter().map(|event| moment(event, &dir)).collect();
+        Ok(timeline)
+    }
+}
+
+fn lane(event: &Event) -> Lane {
+    let host = event.actor.is_host_band();
+    match &event.payload {
+        Payload::ProcessSpawn { .. } | Payload::ProcessExit { .. } if !host => Lane::Process,
+        _ if !host => Lane::Told,
+        Payload::FileMutation { .. } => Lane::File,
+        Payload::CapabilityRequest { .. } => Lane::Decision,
+        Payload::NetworkRequest { .. } => Lane::Violation,
+        Payload::ToolCall { tool, .. } => match tool.as_str() {
+            "hotcell.violation" | "hotcell.kill" | "hotcell.fault" | "hotcell.containment_failure" => {
+                Lane::Violation
+            }
+            "hotcell.mutations_counted" | "hotcell.copied" => Lane::File,
+            "hotcell.spawn_denied" => Lane::Decision,
+            name if name.starts_with("hotcell.process") => Lane::Process,
+            _ => Lane::Machine,
+        },
+        _ => Lane::Machine,
     }
 }
 
@@ -70,7 +145,14 @@ fn words(event: &Event, evidence: bool, dir: &BundleDir) -> (String, String) {
             ("begins".into(), format!("{} in {cwd}", object(argv).unwrap_or_default()))
         }
         Payload::ProcessExit { code } => ("ends".into(), format!("code {code}")),
-        Payload::FileMutation { op, path, .. } => (format!("file {op:?}").to_lowercase(), path.to_string()),
+        Payload::FileMutation { op, path, before, after } => {
+            let short = |digest: &Digest| match digest.is_zero() {
+                true => "nothing".to_owned(),
+                false => digest.to_hex().chars().take(12).collect(),
+            };
+            let detail = format!("{path}: {} to {}", short(before), short(after));
+            (format!("file {op:?}").to_lowercase(), detail)
+        }
         Payload::NetworkRequest { destination, .. } => ("network".into(), destination.to_string()),
         Payload::ToolCall { tool, args, .. } if evidence => {
             (tool.to_string(), object(args).unwrap_or_default())

@@ -9,7 +9,7 @@
 use crate::accel::Acceleration;
 use crate::console::Captured;
 use crate::disk::{DiskError, Workspace};
-use crate::jail::Jail;
+use crate::jail::{Jail, VmmWatch};
 use crate::memory::GuestMemory;
 use crate::process::ProcessId;
 use crate::registry::{Registration, Registry, RegistryError};
@@ -176,6 +176,12 @@ pub trait LiveVm: Send {
     /// It can't be opened.
     fn disk(&self) -> io::Result<Option<File>> {
         Ok(None)
+    }
+
+    /// What the VMM process had before its guest executed anything, to look at it again and again; once. `None`: there
+    /// is no process that the host could look at.
+    fn take_watch(&mut self) -> Option<VmmWatch> {
+        None
     }
 
     /// Ends the VMM at once, whatever it does; idempotent, does not wait.

@@ -28,7 +28,7 @@ pub use accel::{Accel, AccelChoice, AccelRefused, Acceleration};
 pub use backend::{BootInput, LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
 pub use console::{CONSOLE_CAP, Captured, Console};
 pub use disk::{DiskError, Workspace};
-pub use jail::{HostJail, Jail, JailChoice, JailRefused, Measured, Missing, Part};
+pub use jail::{Breach, HostJail, Jail, JailChoice, JailRefused, Measured, Missing, Part, VmmWatch};
 pub use measured::FileDigests;
 pub use memory::{GuestMemory, MemoryRegion};
 pub use process::{ProcessId, boot_id};

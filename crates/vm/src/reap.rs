@@ -107,6 +107,13 @@ impl Registry {
         }
     }
 
+    /// Processes that carry this run's mark and have not ended: after a teardown there must be none. Other users'
+    /// processes can't be read and are not among them.
+    pub fn outlived(&self, run_id: &str) -> Vec<ProcessId> {
+        let of_run = marked(self.path()).into_iter().filter(|(_, marker)| marker == run_id);
+        of_run.map(|(process, _)| process).filter(|process| !process.is_zombie()).collect()
+    }
+
     fn folders(&self) -> Result<Vec<PathBuf>, RegistryError> {
         let fail = |source| RegistryError::Io { path: self.path().to_owned(), source };
         let mut folders = Vec::new();

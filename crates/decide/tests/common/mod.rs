@@ -170,6 +170,7 @@ impl Script {
             self.fact(fact);
         }
         self.fact(HostFact::VmExited { expected: true, status: "signal 9".into() });
+        self.fact(HostFact::Measured { what: "root_after".into(), digest: image().root, bytes: 1 });
         self.fact(teardown(true));
         for (actor, parent) in self.admission.still_live(self.fold.lineage()) {
             self.push(actor, Some(parent), Payload::ProcessExit { code: -9 }, None);

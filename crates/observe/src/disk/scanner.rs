@@ -7,6 +7,8 @@
 //! thing: blocks of one change reach the disk one after another. So:
 //! - the host's file says by its times whether it was written during a reading; such a reading, and
 //!   one that found damage, is repeated, [`TRIES`] times in all;
+//! - a reading that was disturbed by a write is put off, [`MAX_PUT_OFF`] times in a row, unless it saw something
+//!   that nothing explains;
 //! - what still makes no sense counts as unchanged. Damage on a moving disk is never a
 //!   violation by itself.
 //!
@@ -44,6 +46,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// A file whose times are older than this was not written by whoever wrote just now: the kernel's
 /// clock of file times has steps of at most 10 ms.
 const SETTLED: Duration = Duration::from_millis(20);
+/// How often in a row a reading is put off that a write disturbed and that saw only what is explained. A file's
+/// place may be on the disk before its bytes are.
+const MAX_PUT_OFF: u32 = 10;
 /// Between two facts that count.
 const COUNT_CADENCE: Duration = Duration::from_secs(10);
 /// Names that only the guest's root can have made: so many are named.
@@ -81,6 +86,7 @@ pub struct Scanner {
     counted: Counted,
     listed: usize,
     readings: u64,
+    put_off: u32,
 }
 
 /// What is known since arming.
@@ -108,7 +114,15 @@ struct Counted {
 impl Scanner {
     /// A scanner of this file, opened to read.
     pub fn new(disk: File, explain: Explain) -> Scanner {
-        Scanner { disk, explain, armed: None, counted: Counted::default(), listed: 0, readings: 0 }
+        Scanner {
+            disk,
+            explain,
+            armed: None,
+            counted: Counted::default(),
+            listed: 0,
+            readings: 0,
+            put_off: 0,
+        }
     }
 
     /// Reads the disk as it is before the workload. The guest may have it mounted, but nobody writes.
@@ -189,6 +203,15 @@ impl Scanner {
             }
         }
         let Some((listing, version)) = taken else { return Ok(Vec::new()) };
+        if version.is_none() && self.put_off < MAX_PUT_OFF {
+            let unexplained = |change: &Change| (self.explain)(&change.path) == Explained::No;
+            let new = |(path, _): (&str, String)| !armed.privileged.contains(path);
+            if !listing.privileged().any(new) && !changes(&armed.last, &listing).iter().any(unexplained) {
+                self.put_off += 1;
+                return Ok(Vec::new());
+            }
+        }
+        self.put_off = 0;
         let (seen, _) = self.compare(listing, version);
         Ok(seen)
     }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 /// Disks of one identity: one can take the place of another under a scanner.
 const SAME: [&str; 4] = ["-U", "a1b2c3d4-0000-4000-8000-000000000001", "-N", "8192"];
@@ -21,6 +22,8 @@ fn disk(fill: impl FnOnce(&Path)) -> Image {
 fn becomes(image: &Image, other: &Image) {
     let to = File::options().write(true).open(&image.path).unwrap();
     to.write_all_at(&other.bytes(), 0).unwrap();
+    // A while ago, so that a reading is sure.
+    to.set_modified(SystemTime::now() - Duration::from_secs(1)).unwrap();
 }
 
 fn files(tree: &Path, count: usize) {
@@ -124,6 +127,26 @@ fn a_run_lists_only_so_much() {
     let end = scanner.finish(true).unwrap();
     told += counted(&end).values().sum::<u64>();
     assert_eq!(listed as u64 + told, 12 * 2050, "none is lost");
+}
+
+#[test]
+fn a_disturbed_reading_is_put_off_unless_it_saw_what_nothing_explains() {
+    let image = disk(|_| ());
+    let other = disk(|tree| fs::write(tree.join("zz"), b"elsewhere").unwrap());
+    for (explain, put_off) in [(all_granted(), 10), (out_granted(), 0)] {
+        becomes(&image, &disk(|_| ()));
+        let mut scanner = Scanner::new(image.file(), explain);
+        scanner.arm().unwrap();
+        becomes(&image, &other);
+        // It is always being written, by its times.
+        let soon = SystemTime::now() + Duration::from_secs(3600);
+        File::options().write(true).open(&image.path).unwrap().set_modified(soon).unwrap();
+        let mut empty = 0;
+        while scanner.read().unwrap().is_empty() {
+            empty += 1;
+        }
+        assert_eq!(empty, put_off);
+    }
 }
 
 #[test]

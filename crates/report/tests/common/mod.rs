@@ -2,7 +2,7 @@
 //! docs/record.md has them: the crate that judges is out of this one's reach.
 
 use hotcell_ledger::{
-    ActorId, Cadence, Capability, Digest, LedgerWriter, Payload, SigningKey, bundle as sealing,
+    ActorId, Cadence, Capability, Digest, FileOp, LedgerWriter, Payload, SigningKey, bundle as sealing,
 };
 use hotcell_policy::{ImageRef, PolicyDraft, RunDraft};
 
@@ -23,7 +23,7 @@ pub(crate) fn bundle(said: &str) -> tempfile::TempDir {
         root: part("root"),
     };
     let run_id = "run-00000001";
-    let spec = RunDraft::new(run_id, image, PolicyDraft::default()).seal().unwrap();
+    let spec = RunDraft::new(run_id, image, PolicyDraft::for_running_a_command()).seal().unwrap();
     std::fs::write(path.join("spec.json"), spec.to_json()).unwrap();
     std::fs::write(path.join("report.json"), r#"{"verdict":"ALLOWED"}"#).unwrap();
     let mut writer = LedgerWriter::create(path.join("ledger.ames"), Cadence::default()).unwrap();
@@ -55,7 +55,13 @@ pub(crate) fn bundle(said: &str) -> tempfile::TempDir {
     let told =
         Payload::CapabilityRequest { capability: Capability::FileWrite, granted: true, reason: said.into() };
     add(guest, Some(vm), told);
+    let (path, after) = ("/workspace/out.txt".into(), Digest::of(b"out"));
+    let created = Payload::FileMutation { op: FileOp::Create, path, before: Digest::ZERO, after };
+    add(host, None, created);
     add(guest, Some(vm), Payload::ProcessExit { code: 0 });
+    let root = part("root");
+    let after = format!(r#""what":"root_after","digest":"{root}","bytes":1"#);
+    add(host, None, fact("measured", root, &after));
     let gone = r#""verified":true,"ms":1,"checks":[{"what":"VMM process","gone":true,"detail":"reaped"}]"#;
     add(host, None, fact("teardown", Digest::ZERO, gone));
     add(vm, Some(host), Payload::ProcessExit { code: -9 });

@@ -5,6 +5,7 @@ use hotcell_decide::{ExecHow, HostFact, OutputStream, Verdict};
 use hotcell_runtime::{ExecIo, ExecRequest, Stdin};
 use hotcell_testkit::{FakeMachine, FromHost, honest};
 use hotcell_wire::GuestFrame;
+use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -218,5 +219,100 @@ fn bytes_written_to_the_root_image_kill() {
         } else {
             assert_killed(&lab, &report, reasons);
         }
+    }
+}
+
+#[test]
+fn a_root_image_with_another_digest_after_the_run_kills() {
+    for changed in [false, true] {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("root");
+        let machine = FakeMachine::new(move |guest| {
+            if changed {
+                std::fs::write(&root, b"another image").unwrap();
+            }
+            honest(guest);
+        });
+        let lab = Lab::at(home, machine, TestClock::new(u64::MAX, false));
+        let report = lab.run(&["true"]).0;
+        if changed {
+            assert_killed(&lab, &report, &["root_changed"]);
+        } else {
+            let record = assert_allowed(&lab, &report);
+            let after = |(fact, ..): &(HostFact, _, _)| matches!(fact, HostFact::Measured { what, .. } if what == "root_after");
+            assert!(record.facts.iter().any(after));
+        }
+    }
+}
+
+/// A sabotaged VMM: a shell stands for it that opens a file, or starts a process, once its guest runs.
+#[test]
+fn a_vmm_that_gets_more_than_it_had_is_killed_while_its_guest_runs() {
+    for (does, reasons) in [
+        ("true", &[] as &[&str]),
+        ("exec 9</etc/passwd", &["vmm_out_of_jail"]),
+        ("sleep 1000 >/dev/null 2>&1 & disown", &["vmm_out_of_jail"]),
+    ] {
+        let stand_in = SabotagedVmm::start(does);
+        let go = Arc::clone(&stand_in);
+        let sabotaged = !reasons.is_empty();
+        let script = move |guest: &mut hotcell_testkit::FakeGuest| {
+            if !sabotaged {
+                go.does_it();
+                return honest(guest);
+            }
+            if guest.boot() && guest.exec().is_some() {
+                go.does_it();
+                // The command runs on: only the kill ends it.
+                guest.ignore();
+            }
+        };
+        let process = stand_in.process();
+        let watch = move || hotcell_vm::VmmWatch::begin(process.clone(), None).unwrap();
+        let machine = FakeMachine { vmm_stand_in: Some(Arc::new(watch)), ..FakeMachine::new(script) };
+        let lab = Lab::with(machine);
+        let report = lab.run(&["anything"]).0;
+        if reasons.is_empty() {
+            assert_allowed(&lab, &report);
+        } else {
+            assert_killed(&lab, &report, reasons);
+        }
+    }
+}
+
+struct SabotagedVmm(std::sync::Mutex<std::process::Child>);
+
+impl SabotagedVmm {
+    fn start(does: &str) -> Arc<SabotagedVmm> {
+        let script = format!("read go; {does}; echo done; read end");
+        let child = std::process::Command::new("bash")
+            .args(["-c", &script])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .process_group(0)
+            .spawn();
+        Arc::new(SabotagedVmm(std::sync::Mutex::new(child.unwrap())))
+    }
+
+    fn process(&self) -> hotcell_vm::ProcessId {
+        hotcell_vm::ProcessId::of(self.0.lock().unwrap().id() as i32).unwrap()
+    }
+
+    fn does_it(&self) {
+        let mut child = self.0.lock().unwrap();
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"go\n").unwrap();
+        let mut done = [0; 5];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut done).unwrap();
+        assert_eq!(&done, b"done\n");
+    }
+}
+
+impl Drop for SabotagedVmm {
+    fn drop(&mut self) {
+        let child = self.0.get_mut().unwrap();
+        // Its group, with what it started.
+        let group = rustix::process::Pid::from_child(child);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        let _ = child.wait();
     }
 }

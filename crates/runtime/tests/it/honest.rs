@@ -21,7 +21,8 @@ fn an_honest_run_is_allowed_and_recorded_in_the_documented_order() {
     let names = record.names().join(" ");
     assert_eq!(
         names,
-        "spec measured measured measured switch_proven isolation ready output output exec_ended teardown verdict"
+        "spec measured measured measured switch_proven isolation ready output output exec_ended vm_exited measured teardown \
+         verdict"
     );
     assert_eq!(record.output(1, OutputStream::Stdout).0, b"hello\n");
     let first: Vec<_> = record.events.iter().take(2).map(|event| event.payload.clone()).collect();

@@ -124,6 +124,8 @@ impl Plan {
         if let Some(extra) = &self.fact {
             add(host, None, fact(extra));
         }
+        let after = HostFact::Measured { what: "root_after".into(), digest: part("root"), bytes: 1 };
+        add(host, None, fact(&after));
         let check = Check { what: "VMM process".into(), gone: true, detail: "reaped".into() };
         add(host, None, fact(&HostFact::Teardown { verified: true, ms: 1, checks: vec![check] }));
         add(vm, Some(host), Payload::ProcessExit { code: 0 });

@@ -11,6 +11,9 @@ use std::io;
 /// Longest list that goes into the record, bytes.
 const MAX_DETAIL: usize = 4096;
 
+/// By their names in `status`.
+const CAPABILITY_SETS: [&str; 5] = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+
 /// What was read. Over threads, the weakest value counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measured {
@@ -49,16 +52,7 @@ impl Measured {
     /// The process is gone, or may not be looked at.
     pub fn of(process: &ProcessId) -> io::Result<Measured> {
         let base = format!("/proc/{}", process.pid);
-        let mut status = Status::default();
-        for (number, task) in fs::read_dir(format!("{base}/task"))?.enumerate() {
-            match fs::read_to_string(task?.path().join("status")) {
-                Ok(text) => status.weaken(&text, number == 0)?,
-                // A thread may end while the list is read.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let status = Status::of(process)?;
         let mut namespaces = BTreeSet::new();
         for kind in Namespace::ALL {
             let name = if kind == Namespace::Mount { "mnt" } else { kind.as_str() };
@@ -210,8 +204,9 @@ fn writable(mountinfo: &str) -> Vec<String> {
         .collect()
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Status {
+/// What `status` says, over all threads: the weakest of each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Status {
     uids: [u32; 4],
     gids: [u32; 4],
     groups: Vec<u32>,
@@ -222,6 +217,47 @@ struct Status {
 }
 
 impl Status {
+    pub(super) fn of(process: &ProcessId) -> io::Result<Status> {
+        let mut status = Status::default();
+        let mut first = true;
+        for task in fs::read_dir(format!("/proc/{}/task", process.pid))? {
+            match fs::read_to_string(task?.path().join("status")) {
+                Ok(text) => status.weaken(&text, std::mem::take(&mut first))?,
+                // A thread may end while the list is read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(status)
+    }
+
+    /// In what it is less confined than before, in words.
+    pub(super) fn weaker_than(&self, before: &Status) -> Vec<String> {
+        let mut weaker = Vec::new();
+        if (self.uids, self.gids) != (before.uids, before.gids) || self.groups != before.groups {
+            weaker
+                .push(format!("its users are {:?}, its groups {:?} {:?}", self.uids, self.gids, self.groups));
+        }
+        for ((now, before), set) in self.capabilities.iter().zip(before.capabilities).zip(CAPABILITY_SETS) {
+            if now & !before != 0 {
+                weaker.push(format!("{set} is {now:x}, was {before:x}"));
+            }
+        }
+        if before.no_new_privileges && !self.no_new_privileges {
+            weaker.push("it may gain privileges".to_owned());
+        }
+        if before.seccomp && !self.seccomp {
+            weaker.push("its system calls are not filtered".to_owned());
+        }
+        if let (Some(now), Some(before)) = (self.filters, before.filters)
+            && now < before
+        {
+            weaker.push(format!("it has {now} filters, had {before}"));
+        }
+        weaker
+    }
+
     /// Takes one thread's `status` in: the weaker of both stays.
     fn weaken(&mut self, text: &str, first: bool) -> io::Result<()> {
         let field = |name: &str| {
@@ -237,7 +273,7 @@ impl Status {
             numbers(name)?.try_into().map_err(|_| io::ErrorKind::InvalidData.into())
         };
         let mut capabilities = [0; 5];
-        for (set, name) in capabilities.iter_mut().zip(["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"]) {
+        for (set, name) in capabilities.iter_mut().zip(CAPABILITY_SETS) {
             *set = u64::from_str_radix(field(name)?, 16).map_err(io::Error::other)?;
         }
         let (uids, gids) = (four("Uid")?, four("Gid")?);
@@ -314,6 +350,32 @@ mod tests {
             for order in [[strong.clone(), weak.clone()], [weak, strong.clone()]] {
                 assert!(!measured(&order).parts(0, "usr").contains(&part), "{part}");
             }
+        }
+    }
+
+    #[test]
+    fn what_a_process_lost_is_said() {
+        let of = |text: &str| {
+            let mut status = Status::default();
+            status.weaken(text, true).unwrap();
+            status
+        };
+        let strong = of(&status(7, "0", 1, 2, 2));
+        assert_eq!(strong.weaker_than(&strong), [""; 0]);
+        for (weak, said) in [
+            (status(0, "0", 1, 2, 2), "its users"),
+            (status(7, "20", 1, 2, 2), "CapPrm is 20"),
+            (status(7, "0", 0, 2, 2), "gain privileges"),
+            (status(7, "0", 1, 0, 2), "not filtered"),
+            (status(7, "0", 1, 2, 1), "1 filters, had 2"),
+        ] {
+            let weaker = of(&weak).weaker_than(&strong);
+            assert!(weaker.first().is_some_and(|text| text.contains(said)), "{said}: {weaker:?}");
+            assert_eq!(
+                strong.weaker_than(&of(&weak)).len(),
+                usize::from(said == "its users"),
+                "stronger is fine"
+            );
         }
     }
 

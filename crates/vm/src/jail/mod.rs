@@ -15,10 +15,12 @@
 mod cgroup;
 mod host;
 mod measure;
+mod watch;
 
 pub(crate) use cgroup::{RunCgroups, members_of, remove_if_ours};
 pub use host::{HostJail, JailChoice, JailRefused};
 pub use measure::Measured;
+pub use watch::{Breach, VmmWatch};
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -17,7 +17,7 @@ pub use qmp::QmpError;
 
 use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
 use crate::console::{Captured, Console};
-use crate::jail::{HostJail, Jail, JailChoice, JailRefused, RunCgroups};
+use crate::jail::{HostJail, Jail, JailChoice, JailRefused, RunCgroups, VmmWatch};
 use crate::measured::FileDigests;
 use crate::memory::{GuestMemory, MemoryRegion};
 use crate::process::ProcessId;
@@ -269,6 +269,7 @@ impl Parts {
             console,
             messages,
             disk,
+            watch: None,
             channel: Some(channel),
             qmp: None,
             memory: None,
@@ -286,8 +287,8 @@ impl Parts {
             },
             registration,
         };
-        match recorded.map_err(StartError::from).and_then(|()| vm.inspect(qmp, &jail, plan.template.as_ref()))
-        {
+        let inspected = recorded.map_err(StartError::from);
+        match inspected.and_then(|()| vm.inspect(qmp, &jail, plan.template.as_ref(), &plan.root.file)) {
             Ok(()) => Ok(vm),
             Err(error) => Err(StartFailed { error, teardown: Box::new(vm).destroy() }),
         }
@@ -322,6 +323,7 @@ struct QemuVm {
     console: Console,
     messages: Console,
     disk: File,
+    watch: Option<VmmWatch>,
     channel: Option<UnixStream>,
     qmp: Option<Qmp>,
     memory: Option<GuestMemory>,
@@ -337,6 +339,7 @@ impl QemuVm {
         stream: UnixStream,
         jail: &HostJail,
         template: Option<&Template>,
+        root: &File,
     ) -> Result<(), StartError> {
         let answer = Qmp::open(stream, CONTROL_DEADLINE).and_then(|(mut qmp, version)| {
             if let Some(template) = template {
@@ -372,6 +375,9 @@ impl QemuVm {
             return Err(StartError::WritableRoot);
         }
         self.facts.jail = jail.measure(&self.facts.process)?;
+        let watch = VmmWatch::begin(self.facts.process.clone(), Some(root));
+        let doing = "look at the VMM process";
+        self.watch = Some(watch.map_err(|source| StartError::Io { doing, source })?);
         if let Some(opens) = self.opens.take() {
             opens.end();
         }
@@ -435,6 +441,10 @@ impl LiveVm for QemuVm {
 
     fn disk(&self) -> io::Result<Option<File>> {
         self.disk.try_clone().map(Some)
+    }
+
+    fn take_watch(&mut self) -> Option<VmmWatch> {
+        self.watch.take()
     }
 
     fn kill(&self) {

@@ -1,0 +1,370 @@
+//! Looks at a running VMM again and again: does it still have what it had when it was let go, and no more?
+//!
+//! The attack: guest code that broke out into the VMM process. It is still behind the walls, so
+//! what it does next shows from outside: it opens a file, makes a socket or a process, maps a program,
+//! loses its filter. What is compared is what the same process had before its guest
+//! executed one instruction ([`VmmWatch::begin`]), so a weaker jail is no breach.
+//!
+//! | seen | breach |
+//! |---|---|
+//! | another user, group, namespace, program | yes |
+//! | more capabilities, fewer filters, no-new-privileges or seccomp gone, on any thread | yes |
+//! | a child | yes |
+//! | a descriptor of a file, folder, device or socket that it did not have | yes, seen twice |
+//! | a descriptor of another kind, but those that a VMM makes while it runs | yes, seen twice |
+//! | the root image open for writing | yes, of its own kind |
+//! | an executable mapping of a file that it did not have, or more executable memory | yes, seen twice |
+//! | threads, closed descriptors, other memory | no: a VMM does that |
+//!
+//! Not seen: what came and went between two looks. Called by the runtime's observing thread.
+
+use super::measure::Status;
+use crate::process::ProcessId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Between the look that finds something new open or mapped and the one that confirms it: the C library may open a file
+/// for an instant.
+const CONFIRM: Duration = Duration::from_millis(5);
+/// Kernel objects without a file that QEMU makes while its guest runs.
+const MADE_WHILE_RUNNING: &[&str] =
+    &["[eventfd]", "[eventpoll]", "[timerfd]", "[signalfd]", "[io_uring]", "kvm-vcpu", "kvm-vm"];
+/// Namespaces by their names in `/proc/PID/ns`.
+const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+/// Breaches that one look tells.
+const MAX_BREACHES: usize = 16;
+
+/// Something that a VMM must not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Breach {
+    /// It is the root image, open for writing; else any other.
+    pub writable_root: bool,
+    /// Which process, descriptor or mapping.
+    pub subject: String,
+    /// What was seen.
+    pub detail: String,
+}
+
+/// A VMM and what it may have.
+#[derive(Debug)]
+pub struct VmmWatch {
+    process: ProcessId,
+    root: Option<(u64, u64)>,
+    allowed: Seen,
+}
+
+/// What one look sees.
+#[derive(Clone, Debug)]
+struct Seen {
+    status: Status,
+    namespaces: BTreeMap<&'static str, String>,
+    program: (u64, u64),
+    children: BTreeSet<i32>,
+    /// Descriptor number to what it is.
+    descriptors: BTreeMap<String, String>,
+    /// Numbers whose file is the root image, open for writing.
+    writable_root: Vec<String>,
+    /// Files that are mapped executable.
+    mapped: BTreeSet<String>,
+    /// Bytes of executable memory that no file is behind.
+    executable_bytes: u64,
+}
+
+impl VmmWatch {
+    /// Takes what the process has now as what it may have. `root` is the root image.
+    ///
+    /// # Errors
+    /// The process is gone, or may not be looked at.
+    pub fn begin(process: ProcessId, root: Option<&fs::File>) -> io::Result<VmmWatch> {
+        let root = root.map(fs::File::metadata).transpose()?.map(|file| (file.dev(), file.ino()));
+        let allowed = Seen::of(&process, root)?;
+        Ok(VmmWatch { process, root, allowed })
+    }
+
+    /// What is wrong now. Nothing, where the process has ended.
+    ///
+    /// # Errors
+    /// It exists and can't be looked at.
+    pub fn look(&self) -> io::Result<Vec<Breach>> {
+        let first = match self.seen()? {
+            Some(seen) => self.breaches(&seen),
+            None => return Ok(Vec::new()),
+        };
+        if first.is_empty() {
+            return Ok(first);
+        }
+        std::thread::sleep(CONFIRM);
+        let Some(second) = self.seen()? else { return Ok(Vec::new()) };
+        let second = self.breaches(&second);
+        Ok(first.into_iter().filter(|breach| second.contains(breach)).take(MAX_BREACHES).collect())
+    }
+
+    fn seen(&self) -> io::Result<Option<Seen>> {
+        let seen = Seen::of(&self.process, self.root);
+        // Of a process that is ending anything may be missing.
+        if !self.process.exists() || self.process.is_zombie() {
+            return Ok(None);
+        }
+        seen.map(Some)
+    }
+
+    fn breaches(&self, now: &Seen) -> Vec<Breach> {
+        let allowed = &self.allowed;
+        let process = || format!("VMM process {}", self.process.pid);
+        let mut all = Vec::new();
+        let mut breach = |subject: String, detail: String| {
+            all.push(Breach { writable_root: false, subject, detail });
+        };
+        for weaker in now.status.weaker_than(&allowed.status) {
+            breach(process(), weaker);
+        }
+        for (name, link) in &now.namespaces {
+            if allowed.namespaces.get(name) != Some(link) {
+                breach(process(), format!("its {name} namespace is another: {link}"));
+            }
+        }
+        if now.program != allowed.program {
+            breach(process(), "it executes another program".to_owned());
+        }
+        for child in now.children.difference(&allowed.children) {
+            breach(process(), format!("it has a child, {child}"));
+        }
+        let had: BTreeSet<&String> = allowed.descriptors.values().collect();
+        for (number, what) in &now.descriptors {
+            if !had.contains(what) && !is_made_while_running(what) {
+                breach(format!("descriptor {number}"), format!("{what} was not open when it was let go"));
+            }
+        }
+        for file in now.mapped.difference(&allowed.mapped) {
+            breach("executable mapping".to_owned(), format!("{file} was not mapped when it was let go"));
+        }
+        if now.executable_bytes > allowed.executable_bytes {
+            let more = now.executable_bytes - allowed.executable_bytes;
+            breach("executable memory".to_owned(), format!("{more} bytes more than when it was let go"));
+        }
+        for number in &now.writable_root {
+            all.push(Breach {
+                writable_root: true,
+                subject: format!("descriptor {number}"),
+                detail: "the VMM has the root image open for writing".to_owned(),
+            });
+        }
+        all
+    }
+}
+
+/// Of pipes and of what [`MADE_WHILE_RUNNING`] names every one is like another.
+fn is_made_while_running(what: &str) -> bool {
+    let object = what.strip_prefix("anon_inode:");
+    what.starts_with("pipe:")
+        || object.is_some_and(|object| MADE_WHILE_RUNNING.iter().any(|known| object.starts_with(known)))
+}
+
+impl Seen {
+    fn of(process: &ProcessId, root: Option<(u64, u64)>) -> io::Result<Seen> {
+        let base = format!("/proc/{}", process.pid);
+        let mut namespaces = BTreeMap::new();
+        for name in NAMESPACES {
+            let link = fs::read_link(format!("{base}/ns/{name}"))?;
+            namespaces.insert(name, link.to_string_lossy().into_owned());
+        }
+        let program = fs::metadata(format!("{base}/exe"))?;
+        let (mut descriptors, mut writable_root) = (BTreeMap::new(), Vec::new());
+        for entry in fs::read_dir(format!("{base}/fd"))? {
+            let path = entry?.path();
+            // One that was closed meanwhile.
+            let (Ok(what), Ok(file)) = (fs::read_link(&path), fs::metadata(&path)) else { continue };
+            let number = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            if root == Some((file.dev(), file.ino())) && is_writable(&format!("{base}/fdinfo/{number}")) {
+                writable_root.push(number.clone());
+            }
+            // Names can be changed, the file stays: what has a place on a disk is known by that.
+            let name = what.to_string_lossy();
+            let place = if name.starts_with('/') {
+                format!(" ({}:{})", file.dev(), file.ino())
+            } else {
+                String::new()
+            };
+            descriptors.insert(number, format!("{name}{place}"));
+        }
+        let (mapped, executable_bytes) = executable(&fs::read_to_string(format!("{base}/maps"))?);
+        Ok(Seen {
+            status: Status::of(process)?,
+            namespaces,
+            program: (program.dev(), program.ino()),
+            children: children(Path::new(&base))?,
+            descriptors,
+            writable_root,
+            mapped,
+            executable_bytes,
+        })
+    }
+}
+
+/// Whether an `fdinfo` says that a descriptor may be written through; one that is gone may not.
+fn is_writable(fdinfo: &str) -> bool {
+    let text = fs::read_to_string(fdinfo).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    // O_WRONLY and O_RDWR.
+    flags.is_some_and(|flags| flags & 3 != 0)
+}
+
+/// Children of all threads. A kernel that does not list them gives none: in the jail nothing can be started anyhow.
+fn children(base: &Path) -> io::Result<BTreeSet<i32>> {
+    let mut all = BTreeSet::new();
+    for task in fs::read_dir(base.join("task"))? {
+        let list = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+        all.extend(list.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    Ok(all)
+}
+
+/// Files that are mapped executable, by place and name, and how much executable memory has none.
+fn executable(maps: &str) -> (BTreeSet<String>, u64) {
+    let (mut files, mut bytes) = (BTreeSet::new(), 0);
+    for line in maps.lines() {
+        // range, permissions, offset, device, inode, name: proc(5)
+        let mut words = line.split_ascii_whitespace();
+        let (Some(range), Some(permissions)) = (words.next(), words.next()) else { continue };
+        if !permissions.contains('x') {
+            continue;
+        }
+        let (device, inode) = (words.nth(1).unwrap_or_default(), words.next().unwrap_or_default());
+        let name = words.next().unwrap_or_default();
+        if inode != "0" {
+            files.insert(format!("{name} ({device} {inode})"));
+        } else if !name.starts_with("[v") {
+            let (from, to) = range.split_once('-').unwrap_or_default();
+            let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
+            bytes += number(to).saturating_sub(number(from));
+        }
+    }
+    (files, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    /// Stands for a VMM: a shell that does one thing after it was let go.
+    struct StandIn {
+        child: Child,
+        watch: VmmWatch,
+    }
+
+    impl StandIn {
+        fn let_go(then: &str, root: Option<&fs::File>) -> StandIn {
+            let script = format!("echo up; read go; {then}; echo done; read end");
+            let mut child = Command::new("bash")
+                .args(["-c", &script])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .process_group(0)
+                .spawn()
+                .unwrap();
+            let mut out = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            let watch = VmmWatch::begin(ProcessId::of(child.id() as i32).unwrap(), root).unwrap();
+            assert_eq!(watch.look().unwrap(), [], "before it does anything");
+            child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+            line.clear();
+            out.read_line(&mut line).unwrap();
+            assert_eq!(line, "done\n");
+            child.stdout = Some(out.into_inner());
+            StandIn { child, watch }
+        }
+    }
+
+    impl Drop for StandIn {
+        fn drop(&mut self) {
+            // With what it started.
+            let group = rustix::process::Pid::from_child(&self.child);
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+
+    fn breaches(then: &str) -> Vec<String> {
+        let stand_in = StandIn::let_go(then, None);
+        let found = stand_in.watch.look().unwrap();
+        assert!(found.iter().all(|breach| !breach.writable_root));
+        found.into_iter().map(|breach| format!("{}: {}", breach.subject, breach.detail)).collect()
+    }
+
+    #[test]
+    fn a_process_that_does_what_it_did_is_left_alone() {
+        assert_eq!(breaches("true"), [""; 0]);
+        assert_eq!(breaches("exec 8</dev/null; exec 8<&-"), [""; 0], "closed again");
+    }
+
+    #[test]
+    fn a_file_a_socket_and_a_child_are_breaches() {
+        let file = breaches("exec 9</etc/passwd");
+        assert!(matches!(&file[..], [one] if one.starts_with("descriptor 9: /etc/passwd")), "{file:?}");
+        let child = breaches("sleep 100 >/dev/null 2>&1 & disown");
+        assert!(child.iter().any(|one| one.contains("it has a child")), "{child:?}");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let socket = breaches(&format!("exec 7<>/dev/tcp/127.0.0.1/{port}"));
+        assert!(matches!(&socket[..], [one] if one.starts_with("descriptor 7: socket:")), "{socket:?}");
+    }
+
+    #[test]
+    fn another_program_is_a_breach() {
+        let found = {
+            let stand_in = StandIn::let_go("echo done; exec sleep 100", None);
+            let end = std::time::Instant::now() + Duration::from_secs(20);
+            loop {
+                let found = stand_in.watch.look().unwrap();
+                if !found.is_empty() || std::time::Instant::now() > end {
+                    break found;
+                }
+            }
+        };
+        let texts: Vec<&str> = found.iter().map(|breach| breach.detail.as_str()).collect();
+        assert!(texts.contains(&"it executes another program"), "{texts:?}");
+        assert!(found.iter().any(|breach| breach.subject == "executable mapping"), "{texts:?}");
+    }
+
+    #[test]
+    fn the_root_image_open_for_writing_is_told_apart() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("root");
+        fs::write(&path, b"image").unwrap();
+        let root = fs::File::open(&path).unwrap();
+        for (how, writable) in [("<", false), (">>", true), ("<>", true)] {
+            let stand_in = StandIn::let_go(&format!("exec 9{how}{}", path.display()), Some(&root));
+            let found = stand_in.watch.look().unwrap();
+            assert_eq!(found.iter().any(|breach| breach.writable_root), writable, "{how} {found:?}");
+        }
+    }
+
+    #[test]
+    fn an_ended_process_has_no_breach() {
+        let mut stand_in = StandIn::let_go("exec 9</etc/passwd", None);
+        stand_in.child.kill().unwrap();
+        while !stand_in.watch.process.is_zombie() {
+            std::thread::yield_now();
+        }
+        assert_eq!(stand_in.watch.look().unwrap(), []);
+        stand_in.child.wait().unwrap();
+        assert_eq!(stand_in.watch.look().unwrap(), []);
+    }
+
+    #[test]
+    fn executable_memory_and_mappings_are_read_from_maps() {
+        let maps = "55d0-55d1 r-xp 00000000 08:01 77 /usr/bin/qemu\n7f00-7f08 rwxp 00000000 00:00 0 \n\
+                    7f10-7f11 r--p 00000000 08:01 78 /usr/lib/x.so\n7ffe-7fff r-xp 00000000 00:00 0 [vdso]\n\
+                    ffff-fffff --xp 00000000 00:00 0 [vsyscall]\n";
+        assert_eq!(executable(maps), (BTreeSet::from(["/usr/bin/qemu (08:01 77)".to_owned()]), 8));
+    }
+}
