@@ -42,6 +42,8 @@ pub struct MeasuredBoot {
     /// What the root image holds, where its builder says; it gives the environment
     /// baseline and the binary allowlist, whose digests the spec names.
     pub contents: Option<Manifest>,
+    /// User and group that own `/workspace`: the image's; never 0.
+    pub owner: (u32, u32),
 }
 
 /// Why a file could not be measured.
@@ -76,7 +78,8 @@ impl MeasuredBoot {
         let measure =
             |path: &Path| digests.open(path).map_err(|source| MeasureError { path: path.to_owned(), source });
         let (kernel, initramfs) = (measure(kernel)?, measure(initramfs)?);
-        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, template: None, contents: None })
+        let owner = (crate::WORKLOAD_USER, crate::WORKLOAD_USER);
+        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, template: None, contents: None, owner })
     }
 
     /// The machine of this spec, from these files.
@@ -104,6 +107,7 @@ impl MeasuredBoot {
             root: self.root.try_clone()?,
             template: None,
             contents: None,
+            owner: self.owner,
         })
     }
 }
@@ -150,6 +154,7 @@ pub(crate) struct Booted {
     pub(crate) spec: SealedSpec,
     pub(crate) recorder: Recorder,
     pub(crate) contents: Option<Manifest>,
+    pub(crate) owner: (u32, u32),
     pub(crate) authorizer: Option<Authorizer>,
     pub(crate) vm: Box<dyn LiveVm>,
     pub(crate) started: Instant,
@@ -346,7 +351,7 @@ impl Measured {
         }
         let Registered { runtime, spec, boot, environment, registration, mut recorder } = registered;
         let mut boot = boot;
-        let contents = boot.contents.take();
+        let (contents, owner) = (boot.contents.take(), boot.owner);
         let template = boot.template.as_ref().map(Template::id);
         let authorizer = environment.binaries.map(Authorizer::new);
         let started = Instant::now();
@@ -403,6 +408,7 @@ impl Measured {
             spec,
             recorder,
             contents,
+            owner,
             authorizer,
             vm,
             started,
