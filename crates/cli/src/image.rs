@@ -81,7 +81,7 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
         Fatal::failed(format!("the record {bundle} is {}: {why}", verification.outcome().as_str()))
     })?;
     let verification = verified.verification();
-    let spec = args.from_run.join(hotcell_ledger::bundle::SPEC);
+    let spec = args.from_run.join("spec.json");
     let spec = std::fs::read(&spec).map_err(Fatal::failed)?;
     let spec = RunDraft::from_spec_json(&spec).map_err(Fatal::failed)?;
     if spec.image.root.to_hex() != image.details.root {

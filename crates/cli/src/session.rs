@@ -140,7 +140,10 @@ impl Session {
         let mut command = Command::new(config.entrypoint.iter().cloned().chain(words));
         if command.argv.is_empty() {
             let why = "has neither an entrypoint nor a command of its own";
-            return Err(Fatal::usage(format!("the image {} {why}: name one, as `-- CMD [ARG]...`", image.name)));
+            return Err(Fatal::usage(format!(
+                "the image {} {why}: name one, as `-- CMD [ARG]...`",
+                image.name
+            )));
         }
         for (name, value) in
             [("LANG", "C.UTF-8"), ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")]

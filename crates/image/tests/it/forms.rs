@@ -15,10 +15,8 @@ fn layer() -> Vec<u8> {
 #[test]
 fn layers_of_every_compression_give_one_root() {
     let plain = layer();
-    let zstd = ruzstd::encoding::compress_to_vec(
-        plain.as_slice(),
-        ruzstd::encoding::CompressionLevel::Fastest,
-    );
+    let zstd =
+        ruzstd::encoding::compress_to_vec(plain.as_slice(), ruzstd::encoding::CompressionLevel::Fastest);
     assert!(zstd.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]));
     let mut digests = Vec::new();
     for packed in [plain.clone(), crate::fixture::gzip(&plain), zstd.clone()] {
@@ -36,7 +34,8 @@ fn layers_of_every_compression_give_one_root() {
 /// Puts the layout's image into an index, behind images of other platforms.
 fn wrap(ground: &Ground, platforms: &[&str]) {
     let oci = ground.path().join("oci");
-    let index: serde_json::Value = serde_json::from_slice(&fs::read(oci.join("index.json")).unwrap()).unwrap();
+    let index: serde_json::Value =
+        serde_json::from_slice(&fs::read(oci.join("index.json")).unwrap()).unwrap();
     let descriptor = &index["manifests"][0];
     let manifests: Vec<serde_json::Value> = platforms
         .iter()
@@ -44,7 +43,8 @@ fn wrap(ground: &Ground, platforms: &[&str]) {
             let (os, machine) = platform.split_once('/').unwrap();
             let platform = serde_json::json!({"os": os, "architecture": machine});
             let own = os == "linux" && machine == "amd64";
-            let digest = if own { descriptor["digest"].clone() } else { format!("sha256:{}", "0".repeat(64)).into() };
+            let digest =
+                if own { descriptor["digest"].clone() } else { format!("sha256:{}", "0".repeat(64)).into() };
             serde_json::json!({"digest": digest, "size": descriptor["size"], "platform": platform})
         })
         .collect();

@@ -83,7 +83,9 @@ impl Served {
             "/v2/" => ("200 OK", "application/json", b"{}".to_vec()),
             _ if path.contains("/manifests/") => ("200 OK", kind, self.manifest.clone()),
             _ if path.ends_with(&hex(&self.config)) => ("200 OK", "application/json", self.config.clone()),
-            _ if path.ends_with(&hex(&self.layer)) => ("200 OK", "application/octet-stream", self.layer.clone()),
+            _ if path.ends_with(&hex(&self.layer)) => {
+                ("200 OK", "application/octet-stream", self.layer.clone())
+            }
             _ => ("404 Not Found", "application/json", b"{}".to_vec()),
         };
         let is_layer = body == self.layer;
@@ -117,15 +119,9 @@ fn a_registry_that_lies_gives_no_image() {
         eprintln!("NOT RUN: skopeo is not installed");
         return;
     }
-    for lie in [
-        Lie::None,
-        Lie::Digest,
-        Lie::Truncated,
-        Lie::TooLarge,
-        Lie::TooSmall,
-        Lie::Endless,
-        Lie::Manifest,
-    ] {
+    for lie in
+        [Lie::None, Lie::Digest, Lie::Truncated, Lie::TooLarge, Lie::TooSmall, Lie::Endless, Lie::Manifest]
+    {
         let ground = Ground::new();
         let served = Served::new(lie);
         let pin = match lie {
