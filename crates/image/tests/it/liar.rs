@@ -106,8 +106,10 @@ impl Served {
             _ => {}
         }
         stream.write_all(&body).ok()?;
-        while endless && method != "HEAD" {
-            stream.write_all(&[0; 1 << 16]).ok()?;
+        if endless && method != "HEAD" {
+            loop {
+                stream.write_all(&[0; 1 << 16]).ok()?;
+            }
         }
         Some(())
     }
