@@ -27,6 +27,7 @@
 #include <sys/mount.h>
 #include <sys/personality.h>
 #include <sys/ptrace.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -516,6 +517,11 @@ static int crowd(long wanted) {
     return 0;
 }
 
+static long try_random(void) {
+    char bytes[64];
+    return getrandom(bytes, sizeof bytes, GRND_NONBLOCK);
+}
+
 int main(int count, char **words) {
     const char *what = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -526,7 +532,8 @@ int main(int count, char **words) {
     if (!strcmp(what, "requests") && count == 3) return flood(0, atol(words[2]));
     if (!strcmp(what, "rubbish")) return rubbish();
     if (!strcmp(what, "conceal")) return conceal();
+    if (!strcmp(what, "random")) return door("random-without-waiting", try_random), 0;
     if (!strcmp(what, "crowd") && count == 3) return crowd(atol(words[2]));
-    fprintf(stderr, "probe: privileges | network PORT SOCKET | claims N | requests N | rubbish | conceal | crowd N\n");
+    fprintf(stderr, "probe: privileges | network PORT SOCKET | claims N | requests N | rubbish | conceal | random | crowd N\n");
     return 2;
 }

@@ -95,8 +95,8 @@ pub(crate) struct Run {
     /// Print the result as one JSON object, the last line on stdout.
     #[arg(long)]
     pub(crate) json: bool,
-    /// The command and its arguments.
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The command and its arguments; without one, the image's own.
+    #[arg(last = true, value_name = "CMD")]
     pub(crate) argv: Vec<String>,
 }
 

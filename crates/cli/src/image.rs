@@ -5,7 +5,7 @@ use crate::exit::Fatal;
 use crate::session::Session;
 use crate::verify;
 use hotcell_image::{Image, ImageError, Limits, Pin, Progress, Recipe, Source};
-use hotcell_policy::{EntryKind, ServiceDraft};
+use hotcell_policy::{EntryKind, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -44,7 +44,7 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
     let services = services.map_err(Fatal::usage)?;
     let (mirror, keep_setuid) = (args.mirror, args.keep_setuid);
     let recipe = Recipe { include, mirror, services, keep_setuid, ..Recipe::new(source) };
-    let image = build_showing(session, &args.name, &recipe, args.pip.as_deref())?;
+    let image = build_showing(session, &args.name, &recipe, args.pip.as_deref(), None)?;
     show(&image, args.json);
     Ok(())
 }
@@ -54,9 +54,13 @@ fn build_showing(
     name: &str,
     recipe: &Recipe,
     requirements: Option<&Path>,
+    pinned: Option<&str>,
 ) -> Result<Image, Fatal> {
     let mut bar = Bar::new();
-    let built = session.store.build(name, recipe, requirements, Limits::default(), &mut bar);
+    let built = match pinned {
+        Some(pinned) => session.store.build_pinned(name, recipe, pinned, Limits::default(), &mut bar),
+        None => session.store.build(name, recipe, requirements, Limits::default(), &mut bar),
+    };
     bar.end();
     built.map_err(|error| match error {
         ImageError::Request(_) | ImageError::Name { .. } => Fatal::usage(error),
@@ -77,6 +81,15 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
         Fatal::failed(format!("the record {bundle} is {}: {why}", verification.outcome().as_str()))
     })?;
     let verification = verified.verification();
+    let spec = args.from_run.join("spec.json");
+    let spec = std::fs::read(&spec).map_err(Fatal::failed)?;
+    let spec = RunDraft::from_spec_json(&spec).map_err(Fatal::failed)?;
+    if spec.image.root.to_hex() != image.details.root {
+        return Err(Fatal::failed(format!(
+            "the run used the root {}, and {} is now {}: what it asked for belongs to another image. Run again with this one",
+            spec.image.root, args.name, image.details.root
+        )));
+    }
     if !verification
         .note
         .as_ref()
@@ -106,7 +119,8 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
     if !args.yes && !asked()? {
         return Err(Fatal::failed("nothing was built"));
     }
-    let image = build_showing(session, &args.name, &recipe, None)?;
+    let pinned = image.details.resolved.as_deref();
+    let image = build_showing(session, &args.name, &recipe, None, pinned)?;
     show(&image, false);
     Ok(())
 }

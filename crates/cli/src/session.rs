@@ -140,8 +140,16 @@ impl Session {
         };
         let mut draft = RunDraft::new(job.name.unwrap_or_else(run_id), reference, job.policy);
         let config = &image.details.config;
-        // As Docker does it: the entrypoint goes before whatever is run.
-        let mut command = Command::new(config.entrypoint.iter().cloned().chain(job.argv));
+        // As Docker does it: the entrypoint goes before whatever is run, and what is named replaces the command.
+        let words = if job.argv.is_empty() { config.cmd.clone() } else { job.argv };
+        let mut command = Command::new(config.entrypoint.iter().cloned().chain(words));
+        if command.argv.is_empty() {
+            let why = "has neither an entrypoint nor a command of its own";
+            return Err(Fatal::usage(format!(
+                "the image {} {why}: name one, as `-- CMD [ARG]...`",
+                image.name
+            )));
+        }
         for (name, value) in
             [("LANG", "C.UTF-8"), ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")]
         {
@@ -149,9 +157,6 @@ impl Session {
         }
         for (name, value) in &config.env {
             command.env.insert(name.clone(), value.as_str().into());
-        }
-        if config.uid != 1000 {
-            say(&format!("the image's user is {}:{}, who does not own /workspace", config.uid, config.gid));
         }
         // The machine has one home and one user, whatever the image says.
         command.env.insert("HOME".into(), "/workspace".into());
@@ -180,6 +185,7 @@ impl Session {
         draft.binaries = Some(image.manifest.binaries().digest());
         draft.services = image.manifest.services().to_vec();
         boot.contents = Some(image.manifest);
+        boot.owner = (config.uid, config.gid);
         draft.fingerprint = fingerprint.as_ref().map(Fingerprint::digest);
         let user = (image.details.config.uid, image.details.config.gid);
         let spec = draft.seal().map_err(Fatal::failed)?;

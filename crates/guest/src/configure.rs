@@ -34,6 +34,7 @@ pub(crate) fn apply(
     set_wall_clock(configure.wall_clock_ns.get())?;
     view::resize_tmp(configure.tmp_bytes.get())?;
     workload.limit(configure.pids.get(), memory(configure.memory_bytes.get())?)?;
+    view::own_workspace(configure.workspace_uid.get(), configure.workspace_gid.get())?;
     if configure.workspace_exec != 0 {
         in_view(ground, view::allow_workspace_exec)?;
     }

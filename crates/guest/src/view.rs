@@ -17,7 +17,7 @@
 
 use crate::last::{Doing, Failure};
 use crate::limits::{RUN_BYTES, TMP_BYTES, TMP_BYTES_PER_INODE};
-use rustix::fs::{CWD, FileType, Mode, chmod, makedev, mknodat};
+use rustix::fs::{CWD, FileType, Gid, Mode, Uid, chmod, chown, makedev, mknodat};
 use rustix::mount::{MountFlags, mount, mount_remount};
 use std::ffi::CString;
 use std::fs;
@@ -90,6 +90,16 @@ pub(crate) fn resize_tmp(bytes: u64) -> Result<(), Failure> {
             .doing(|| format!("resize {target} to {bytes} bytes"))?;
     }
     Ok(())
+}
+
+/// Gives the workload's disk to the user that the image names.
+pub(crate) fn own_workspace(uid: u32, gid: u32) -> Result<(), Failure> {
+    // All ones means "leave as it is" to the kernel, which is another user's.
+    if [uid, gid].iter().any(|id| matches!(*id, 0 | u32::MAX)) {
+        return Err(Failure::new(format!("{uid}:{gid} may not own /workspace")));
+    }
+    chown(WORKSPACE, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+        .doing(|| format!("give /workspace to {uid}:{gid}"))
 }
 
 /// Lets files on `/workspace` be executed. Runs in the workload's mount

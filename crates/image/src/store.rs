@@ -213,6 +213,27 @@ impl Store {
         self.image(name.as_str(), &mut |_| ())
     }
 
+    /// [`Store::build`] of a source that must still be what it was: `pinned` is the digest that
+    /// [`Details::resolved`] had then.
+    ///
+    /// # Errors
+    /// As [`Store::build`]; the source is another by now.
+    pub fn build_pinned(
+        &self,
+        name: &str,
+        recipe: &Recipe,
+        pinned: &str,
+        limits: Limits,
+        progress: &mut dyn Progress,
+    ) -> Result<Image, ImageError> {
+        let name = ImageName::new(name)?;
+        {
+            let _lock = self.lock_name(&name)?;
+            self.build_as(&name, recipe, (None, Some(pinned)), limits, progress)?;
+        }
+        self.image(name.as_str(), &mut |_| ())
+    }
+
     /// Removes an image. A run that uses it holds it open and is not disturbed.
     ///
     /// # Errors
@@ -244,9 +265,29 @@ impl Store {
         limits: Limits,
         progress: &mut dyn Progress,
     ) -> Result<(), ImageError> {
+        self.build_as(name, recipe, (requirements, None), limits, progress)
+    }
+
+    /// With what is installed into it, and the digest that its source must have.
+    fn build_as(
+        &self,
+        name: &ImageName,
+        recipe: &Recipe,
+        (requirements, pinned): (Option<&Path>, Option<&str>),
+        limits: Limits,
+        progress: &mut dyn Progress,
+    ) -> Result<(), ImageError> {
         let scratch = self.cache.join("build");
         make_dir(&scratch)?;
         let built = build(recipe, requirements, self.guest.request, &scratch, limits, progress)?;
+        if let (Some(pinned), Some(now)) = (pinned, &built.resolved)
+            && pinned != now
+        {
+            return Err(ImageError::Source {
+                what: recipe.source.to_string(),
+                why: format!("it is {now} now, and the image was built from {pinned}: nothing was built"),
+            });
+        }
         let (new, place) = (self.images.join(format!(".new.{name}")), self.images.join(name.as_str()));
         // What a killed builder left; the lock says that it is gone.
         let _ = fs::remove_dir_all(&new);

@@ -306,6 +306,8 @@ impl Driver<'_> {
             tmp_bytes: (u64::from(limits.tmp_mib) << 20).into(),
             pids: limits.pids.into(),
             memory_bytes: 0.into(),
+            workspace_uid: self.run.owner.0.into(),
+            workspace_gid: self.run.owner.1.into(),
             workspace_exec: u8::from(self.run.spec.policy().workspace_exec() == WorkspaceExec::Allow),
             reserved: [0; 7],
         };

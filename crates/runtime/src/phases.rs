@@ -43,6 +43,8 @@ pub struct MeasuredBoot {
     /// What the root image holds, where its builder says; it gives the environment
     /// baseline and the binary allowlist, whose digests the spec names.
     pub contents: Option<Manifest>,
+    /// User and group that own `/workspace`: the image's; never 0.
+    pub owner: (u32, u32),
 }
 
 /// Why a file could not be measured.
@@ -77,7 +79,8 @@ impl MeasuredBoot {
         let measure =
             |path: &Path| digests.open(path).map_err(|source| MeasureError { path: path.to_owned(), source });
         let (kernel, initramfs) = (measure(kernel)?, measure(initramfs)?);
-        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, template: None, contents: None })
+        let owner = (crate::WORKLOAD_USER, crate::WORKLOAD_USER);
+        Ok(MeasuredBoot { kernel, initramfs, root: measure(root)?, template: None, contents: None, owner })
     }
 
     /// The machine of this spec, from these files.
@@ -105,6 +108,7 @@ impl MeasuredBoot {
             root: self.root.try_clone()?,
             template: None,
             contents: None,
+            owner: self.owner,
         })
     }
 }
@@ -151,6 +155,7 @@ pub(crate) struct Booted {
     pub(crate) spec: SealedSpec,
     pub(crate) recorder: Recorder,
     pub(crate) contents: Option<Manifest>,
+    pub(crate) owner: (u32, u32),
     pub(crate) authorizer: Option<Authorizer>,
     pub(crate) vm: Box<dyn LiveVm>,
     pub(crate) root: RootImage,
@@ -351,7 +356,7 @@ impl Measured {
         }
         let Registered { runtime, spec, boot, environment, registration, mut recorder } = registered;
         let mut boot = boot;
-        let contents = boot.contents.take();
+        let (contents, owner) = (boot.contents.take(), boot.owner);
         let template = boot.template.as_ref().map(Template::id);
         let authorizer = environment.binaries.map(Authorizer::new);
         let started = Instant::now();
@@ -411,6 +416,7 @@ impl Measured {
             spec,
             recorder,
             contents,
+            owner,
             authorizer,
             vm,
             root,

@@ -24,6 +24,10 @@ pub struct Configure {
     pub pids: U32,
     /// Memory for the workload in bytes; 0: all but the init's reserve.
     pub memory_bytes: U64,
+    /// Owner of `/workspace`; never 0.
+    pub workspace_uid: U32,
+    /// Its group; never 0.
+    pub workspace_gid: U32,
     /// 1: files on `/workspace` may be executed; 0: they may not.
     pub workspace_exec: u8,
     /// Zero.

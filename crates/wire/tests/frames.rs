@@ -11,6 +11,8 @@ fn host_frames() -> Vec<HostFrame<'static>> {
         tmp_bytes: zerocopy::byteorder::little_endian::U64::new(1 << 20),
         pids: zerocopy::byteorder::little_endian::U32::new(256),
         memory_bytes: zerocopy::byteorder::little_endian::U64::new(0),
+        workspace_uid: zerocopy::byteorder::little_endian::U32::new(1000),
+        workspace_gid: zerocopy::byteorder::little_endian::U32::new(1000),
         workspace_exec: 0,
         reserved: [0; 7],
     };

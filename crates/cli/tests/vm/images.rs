@@ -1,11 +1,13 @@
 //! What a machine makes of an image: its root services, its configuration, its user.
 
+use crate::attacks::with_probe;
 use crate::harness::{Job, Outcome, home, hotcell, warm_up};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A root of static busybox, with files of its own: path, mode, text.
 pub(crate) fn folder(dir: &Path, files: &[(&str, u32, &str)]) {
@@ -159,4 +161,136 @@ fn a_service_that_is_none_or_does_not_start_is_said() {
     let outcome = image.run(Job::sh("sleep 60"));
     assert_eq!(outcome.verdict(), "FAILED", "{outcome:?}");
     assert!(outcome.err().contains("service \"broken\" did not start"), "{outcome:?}");
+}
+
+fn has(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("NOT RUN: {program} is not installed");
+    }
+    found
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn an_image_runs_its_own_command_as_its_own_user_who_owns_the_workspace() {
+    if !has("umoci") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let tag = format!("{}:one", path("oci"));
+    let umoci = |args: &[&str]| run(Command::new("umoci").args(args));
+    umoci(&["init", "--layout", &path("oci")]);
+    umoci(&["new", "--image", &tag]);
+    umoci(&["unpack", "--rootless", "--image", &tag, &path("bundle")]);
+    folder(&dir.path().join("bundle/rootfs"), &[]);
+    umoci(&["repack", "--image", &tag, &path("bundle")]);
+    let own = "id -u; id -g; touch mine && stat -c %u:%g . mine; pwd";
+    umoci(&[
+        "config",
+        "--image",
+        &tag,
+        "--config.user",
+        "77:78",
+        "--config.entrypoint",
+        "/bin/sh",
+        "--config.cmd",
+        "-c",
+        "--config.cmd",
+        own,
+        "--config.workingdir",
+        "/workspace",
+    ]);
+    let image = Built::from("own-command", &format!("oci:{tag}"), &[]);
+    let outcome = image.run(Job::new([]));
+    outcome.assert_allowed(0);
+    assert_eq!(outcome.text(), "77\n78\n77:78\n77:78\n/workspace\n");
+    let outcome = image.run(Job::new(["-c", "echo named instead"]));
+    outcome.assert_allowed(0);
+    assert_eq!(outcome.text(), "named instead\n");
+    // An image that has none says so, and nothing is started.
+    let nothing = hotcell().args(["run", "--accel", "tcg"]).output().unwrap();
+    let text = String::from_utf8_lossy(&nothing.stderr).into_owned();
+    assert_eq!(nothing.status.code(), Some(2), "{text}");
+    assert!(text.contains("neither an entrypoint nor a command") && text.contains("-- CMD"), "{text}");
+}
+
+#[test]
+fn what_a_run_asked_for_and_its_policy_approved_is_in_the_next_image() {
+    if !has("python3") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    // Enough of a Python for wheels to be installed for it; nothing runs it.
+    folder(&root, &[("usr/bin/python3.11", 0o755, "#!/bin/sh\n"), ("etc/debian_version", 0o644, "12\n")]);
+    symlink("python3.11", root.join("usr/bin/python3")).unwrap();
+    let wheel = "import base64, hashlib, zipfile
+files = {'tiny/__init__.py': 'x = 1\\n',
+         'tiny-1.0.dist-info/METADATA': 'Metadata-Version: 2.1\\nName: tiny\\nVersion: 1.0\\n',
+         'tiny-1.0.dist-info/WHEEL': 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n'}
+record = ''
+for name, text in files.items():
+    sum = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()
+    record += f'{name},sha256={sum},{len(text)}\\n'
+files['tiny-1.0.dist-info/RECORD'] = record
+with zipfile.ZipFile('tiny-1.0-py3-none-any.whl', 'w') as wheel:
+    for name, text in files.items(): wheel.writestr(name, text)
+print(hashlib.sha256(open('tiny-1.0-py3-none-any.whl', 'rb').read()).hexdigest())";
+    let sum = run(Command::new("python3").args(["-c", &wheel]).current_dir(dir.path()));
+    let pin = format!("tiny==1.0 sha256:{sum}");
+    let image = Built::from("rebuilt", &format!("dir:{}", root.display()), &[]);
+    let policy =
+        format!("[capabilities]\nspawn = true\nwrite_trees = [\"/workspace\"]\npackages = [{pin:?}]\n");
+    let ask =
+        format!("hotcell-request package-install '{pin}'; hotcell-request package-install 'other==1.0'");
+    let look = "ls /usr/local/lib/python3.11/dist-packages/tiny/__init__.py";
+    let asked = image.run(Job::sh(&format!("{ask}; {look} || echo not in it")).policy(&policy));
+    asked.assert_allowed(0);
+    assert!(asked.text().ends_with("not in it\n"), "{asked:?}");
+    let rebuild = |flags: &[&str]| {
+        let mut command = hotcell();
+        command.args(["image", "rebuild", &image.0, "--from-run"]).arg(asked.bundle()).args(flags);
+        command.env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", dir.path());
+        command.output().unwrap()
+    };
+    // Nobody said yes.
+    let output = rebuild(&[]);
+    assert!(
+        !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("--yes"),
+        "{output:?}"
+    );
+    let output = rebuild(&["--yes"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains(&pin) && !text.contains("other"), "{output:?}");
+    let after = image.run(Job::sh(look));
+    after.assert_allowed(0);
+    // The record speaks of the image that was; the one that is now has what it asked for.
+    let output = rebuild(&["--yes"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("another image"), "{output:?}");
+}
+
+#[test]
+fn the_machine_has_randomness_and_the_right_time_from_its_first_command_on() {
+    let begun = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let policy = "exec.workspace = \"allow\"\n[capabilities]\nspawn = true\nwrite_trees = [\"/workspace\"]\n";
+    // getrandom that does not wait: it fails where the generator has not been seeded.
+    let outcome = with_probe("./probe random; date +%s").policy(policy).run();
+    outcome.assert_allowed(0);
+    let ended = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let text = outcome.text();
+    let (random, date) = text.trim().split_once('\n').unwrap();
+    assert_eq!(random, "random-without-waiting: reached", "{outcome:?}");
+    let date: u64 = date.parse().unwrap();
+    assert!((begun..=ended).contains(&date), "{begun} {date} {ended}");
+    // The kernel told of the seed when PID 1 credited what the host sent.
+    let console = fs::read_to_string(outcome.bundle().join("console.log")).unwrap();
+    println!("{}", console.lines().filter(|line| line.contains("random:")).collect::<Vec<_>>().join("\n"));
 }

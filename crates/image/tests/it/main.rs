@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 mod fixture;
+mod forms;
 mod hostile;
+mod liar;
 mod registry;
 mod sources;
 mod wheels;
