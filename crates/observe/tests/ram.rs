@@ -204,9 +204,11 @@ fn the_kernel_is_found_with_four_and_with_five_levels() {
     }
 }
 
+type Damage = fn(&mut Kernel);
+
 #[test]
 fn a_kernel_that_contradicts_itself_is_not_believed() {
-    let damage: [(&str, fn(&mut Kernel)); 4] = [
+    let damage: [(&str, Damage); 4] = [
         ("version line", |kernel| {
             kernel.put(kernel.image(kernel.profile.symbols.linux_banner), b"Linux version 5")
         }),

@@ -243,7 +243,7 @@ files['tiny-1.0.dist-info/RECORD'] = record
 with zipfile.ZipFile('tiny-1.0-py3-none-any.whl', 'w') as wheel:
     for name, text in files.items(): wheel.writestr(name, text)
 print(hashlib.sha256(open('tiny-1.0-py3-none-any.whl', 'rb').read()).hexdigest())";
-    let sum = run(Command::new("python3").args(["-c", &wheel]).current_dir(dir.path()));
+    let sum = run(Command::new("python3").args(["-c", wheel]).current_dir(dir.path()));
     let pin = format!("tiny==1.0 sha256:{sum}");
     let image = Built::from("rebuilt", &format!("dir:{}", root.display()), &[]);
     let policy =
