@@ -55,8 +55,8 @@ pub(crate) fn bundle(said: &str) -> tempfile::TempDir {
     let told =
         Payload::CapabilityRequest { capability: Capability::FileWrite, granted: true, reason: said.into() };
     add(guest, Some(vm), told);
-    let (path, after) = ("/workspace/out.txt".into(), Digest::of(b"out"));
-    let created = Payload::FileMutation { op: FileOp::Create, path, before: Digest::ZERO, after };
+    let (changed, after) = ("/workspace/out.txt".into(), Digest::of(b"out"));
+    let created = Payload::FileMutation { op: FileOp::Create, path: changed, before: Digest::ZERO, after };
     add(host, None, created);
     add(guest, Some(vm), Payload::ProcessExit { code: 0 });
     let root = part("root");
