@@ -9,7 +9,7 @@
 //! | the nonce in PID 1's memory | at ready | what the host sent |
 //!
 //! A list that changes while it is read is read again at once; one that can't be read in
-//! [`PATIENCE`] looks in a row is an error, and an error ends the run. A finding counts when a
+//! `PATIENCE` looks in a row is an error, and an error ends the run. A finding counts when a
 //! second reading, made at once, shows it again.
 
 mod lists;
