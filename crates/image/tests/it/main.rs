@@ -3,6 +3,7 @@
 //! Every layer here is built byte by byte, since no honest tool writes what these need.
 #![forbid(unsafe_code)]
 
+mod debian;
 mod fixture;
 mod forms;
 mod hostile;
