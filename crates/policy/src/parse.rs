@@ -362,6 +362,6 @@ mod tests {
             assert_eq!(names, have, "{table}");
             count += names.len();
         }
-        assert_eq!(count, 21);
+        assert_eq!(count, 23);
     }
 }

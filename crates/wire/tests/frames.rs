@@ -132,7 +132,7 @@ fn a_byte_more_or_less_is_refused_where_the_shape_is_fixed() {
         }
         checked += 1;
     }
-    assert_eq!(checked, 17);
+    assert_eq!(checked, 18);
 }
 
 #[test]

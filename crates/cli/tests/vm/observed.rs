@@ -176,7 +176,9 @@ impl Taken {
         };
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let run_id = format!("test-taken-{}-{count}", std::process::id());
-        let mut draft = RunDraft::new(run_id, reference, PolicyDraft::default());
+        let mut policy = PolicyDraft::default();
+        policy.capabilities.spawn = true;
+        let mut draft = RunDraft::new(run_id, reference, policy);
         draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
         draft.binaries = Some(image.manifest.binaries().digest());
         boot.contents = Some(image.manifest);

@@ -115,12 +115,14 @@ fn a_panic_in_the_caller_s_writer() {
 }
 
 #[test]
-fn a_writer_that_only_refuses_changes_nothing() {
+fn a_writer_that_refuses_ends_its_stream_in_the_guest_and_changes_no_verdict() {
     let lab = Lab::honest();
     let run = lab.start();
     let io = ExecIo { stdout: Some(Box::new(Refuses)), ..ExecIo::default() };
     let result = wait(run.exec(ExecRequest::new(["noise", "1", "3000000"]), io)).unwrap();
-    assert_eq!(result.stdout.unwrap().total_bytes, 3_000_000);
+    // The command is told as by a pipe that nobody reads: it wrote what was on its way, and not the rest.
+    let total = result.stdout.unwrap().total_bytes;
+    assert!((1..3_000_000).contains(&total), "{total}");
     assert_allowed(&lab, &finish(run));
 }
 

@@ -90,7 +90,7 @@ fn names_are_escaped() {
 fn findings_are_bounded() {
     let bundle = Plan::default().build();
     for n in 0..500 {
-        bundle.write(&format!("files/extra{n}"), "");
+        bundle.write(&format!("extra{n}"), "");
     }
     let v = verify(&bundle);
     assert_eq!(v.findings.counts()[&Reason::FileExtra], 500);

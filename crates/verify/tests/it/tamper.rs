@@ -163,23 +163,18 @@ fn cases() -> Vec<Case> {
         ),
         case(
             "file cut inside a block",
-            "TRUNCATED_TAIL NO_CLOSING_MARKER TRUNCATED OBJECT_NOT_YET_NAMED VERDICT_DISAGREES",
+            "TRUNCATED_TAIL NO_CLOSING_MARKER TRUNCATED VERDICT_DISAGREES",
             1,
             |b| {
                 let bytes = b.read("ledger.ames");
                 b.write("ledger.ames", &bytes[..bytes.len() - 60]);
             },
         ),
-        case(
-            "file cut between blocks",
-            "NO_CLOSING_MARKER TRUNCATED OBJECT_NOT_YET_NAMED VERDICT_DISAGREES",
-            1,
-            |b| {
-                let mut blocks = b.blocks();
-                blocks.pop();
-                b.set_blocks(&blocks);
-            },
-        ),
+        case("file cut between blocks", "NO_CLOSING_MARKER TRUNCATED VERDICT_DISAGREES", 1, |b| {
+            let mut blocks = b.blocks();
+            blocks.pop();
+            b.set_blocks(&blocks);
+        }),
         case("file emptied", "NO_CLOSING_MARKER TRUNCATED OBJECT_NOT_YET_NAMED VERDICT_DISAGREES", 1, |b| {
             b.write("ledger.ames", b"")
         }),
@@ -249,29 +244,24 @@ fn cases() -> Vec<Case> {
             b.seal_again([9; 32]);
         }),
         // Crashes: no note yet.
-        case("crash between blocks", "NO_CLOSING_MARKER OBJECT_NOT_YET_NAMED", 3, |b| {
+        case("crash between blocks", "NO_CLOSING_MARKER", 3, |b| {
             crash(b);
             let mut blocks = b.blocks();
             blocks.pop();
             b.set_blocks(&blocks);
         }),
-        case("crash inside a block", "TRUNCATED_TAIL NO_CLOSING_MARKER OBJECT_NOT_YET_NAMED", 3, |b| {
+        case("crash inside a block", "TRUNCATED_TAIL NO_CLOSING_MARKER", 3, |b| {
             crash(b);
             let bytes = b.read("ledger.ames");
             b.write("ledger.ames", &bytes[..bytes.len() - 60]);
         }),
-        case(
-            "crash, then a bit flipped",
-            "EVENT_ALTERED NO_CLOSING_MARKER OBJECT_NOT_YET_NAMED VERDICT_DISAGREES",
-            1,
-            |b| {
-                crash(b);
-                let mut blocks = b.blocks();
-                blocks.pop();
-                *blocks[1].events[1].last_mut().unwrap() ^= 1;
-                b.set_blocks(&blocks);
-            },
-        ),
+        case("crash, then a bit flipped", "EVENT_ALTERED NO_CLOSING_MARKER VERDICT_DISAGREES", 1, |b| {
+            crash(b);
+            let mut blocks = b.blocks();
+            blocks.pop();
+            *blocks[1].events[1].last_mut().unwrap() ^= 1;
+            b.set_blocks(&blocks);
+        }),
     ]
 }
 
@@ -356,7 +346,7 @@ fn a_kept_checkpoint() {
     });
     assert_eq!(reasons(&longer), ["CHAIN_REWRITTEN"]);
     assert!(
-        to_text(&longer).contains("kept.note covers a chain whose block 6 is another"),
+        to_text(&longer).contains("kept.note covers a chain whose block 7 is another"),
         "{}",
         to_text(&longer)
     );
