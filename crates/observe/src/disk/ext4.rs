@@ -189,7 +189,7 @@ impl Geometry {
         if log > 5 || inode_size < 128 || !inode_size.is_power_of_two() || inode_size > 1024 << log {
             return Err(damaged(
                 "the superblock",
-                format!("block size 2^{}, inodes of {inode_size}", log + 10),
+                format!("blocks of 1024 << {log}, inodes of {inode_size}"),
             ));
         }
         let block = 1024u64 << log;
