@@ -750,12 +750,7 @@ fn turn_away(call: Call, why: &str) {
 
 /// Fresh random bytes of the host.
 pub(crate) fn random(into: &mut [u8]) {
-    let mut filled = 0;
-    while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => panic!("the host has no random bytes: {errno}"),
-        }
+    if let Err(error) = getrandom::fill(into) {
+        panic!("the host has no random bytes: {error}");
     }
 }

@@ -36,9 +36,14 @@ fn not_saved(error: impl std::fmt::Display) -> TemplateError {
     TemplateError::Save(error.to_string())
 }
 
-fn capabilities() -> Value {
+/// Our end of the pair that the state goes through; the VMM knows the other as `state`.
+fn state_socket(qmp: &mut Qmp) -> Result<UnixStream, QmpError> {
     let on = |name: &str| json!({"capability": name, "state": true});
-    json!({"capabilities": [on("x-ignore-shared"), on("events")]})
+    let capabilities = json!({"capabilities": [on("x-ignore-shared"), on("events")]});
+    qmp.call("migrate-set-capabilities", capabilities)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    qmp.give("state", theirs.as_fd())?;
+    Ok(ours)
 }
 
 impl QemuVm {
@@ -105,10 +110,7 @@ fn wait_until_quiet(process: &ProcessId) {
 /// Stops the machine and takes its devices' state.
 fn state_of(qmp: &mut Qmp) -> Result<Vec<u8>, QmpError> {
     qmp.call("stop", json!({}))?;
-    qmp.call("migrate-set-capabilities", capabilities())?;
-    let (mut ours, theirs) = UnixStream::pair()?;
-    qmp.give("state", theirs.as_fd())?;
-    drop(theirs);
+    let mut ours = state_socket(qmp)?;
     qmp.call("migrate", json!({"uri": "fd:state"}))?;
     ours.set_read_timeout(Some(STEP))?;
     let deadline = Instant::now() + CONTROL_DEADLINE;
@@ -154,10 +156,7 @@ fn memory_of(process: &ProcessId) -> io::Result<File> {
 
 /// Gives a machine that was made to take one the template's state. It stays stopped.
 pub(super) fn restore(qmp: &mut Qmp, template: &Template) -> Result<(), QmpError> {
-    qmp.call("migrate-set-capabilities", capabilities())?;
-    let (mut ours, theirs) = UnixStream::pair()?;
-    qmp.give("state", theirs.as_fd())?;
-    drop(theirs);
+    let mut ours = state_socket(qmp)?;
     qmp.call("migrate-incoming", json!({"uri": "fd:state"}))?;
     ours.set_write_timeout(Some(CONTROL_DEADLINE))?;
     ours.write_all(template.state())?;
