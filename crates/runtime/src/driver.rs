@@ -11,12 +11,13 @@
 //! a guest that lets it fill up is lost.
 
 mod copies;
+mod ending;
 mod execs;
+mod heard;
 
 pub(crate) use copies::{CopyReply, CopyStep};
 
-use crate::channel::{FromGuest, Lost, ToGuest, read_frames, write_frames};
-use crate::copy::CopyError;
+use crate::channel::{FromGuest, ToGuest, read_frames, write_frames};
 use crate::exec::{ExecRequest, ExecResult};
 use crate::phases::Booted;
 use crate::recorder::RecordError;
@@ -26,10 +27,11 @@ use crate::stream::{FromStream, OnDone, Sinks, Tap};
 use crate::watch::{self, Told, Watch};
 use copies::{Budgets, LiveCopy};
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
-use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode, ViolationKind};
-use hotcell_ledger::{ActorId, Capability};
+use ending::{Going, turn_away};
+use hotcell_decide::HostFact;
+use hotcell_ledger::ActorId;
 use hotcell_policy::WorkspaceExec;
-use hotcell_wire::{Clock, Configure, ExecEnded, MAX_EXECS};
+use hotcell_wire::{Configure, ExecEnded, MAX_EXECS};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -48,11 +50,6 @@ const STREAM_TO_GUEST: usize = 256;
 const MAX_CWD: usize = 4096;
 /// What observers may take for the first look, which reads the whole kernel; they need well below a second.
 const ARM_PATIENCE: Duration = Duration::from_secs(30);
-/// What observers may take to read the disk of a dead machine, beside a second for each
-/// [`DISK_MIB_PER_SECOND`] of it: reading and hashing run at some 1000.
-const POST_MORTEM_PATIENCE: Duration = Duration::from_secs(60);
-/// The slowest host's reading and hashing.
-const DISK_MIB_PER_SECOND: u32 = 32;
 /// How often a quiet run seals its open block.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -93,15 +90,6 @@ struct LiveExec {
     over: [bool; 2],
 }
 
-/// Signs that the machine is gone. Its channel closes and its process ends: whichever shows first, the other is waited
-/// for, since what was sent before the end is still in the channel, and how the process ended says more than a channel.
-#[derive(Default)]
-struct Going {
-    channel: Option<String>,
-    process: bool,
-    until: Option<Instant>,
-}
-
 struct Driver<'a> {
     run: &'a mut Booted,
     state: State,
@@ -122,6 +110,8 @@ struct Driver<'a> {
     stream_to_guest: Sender<ToGuest>,
     on_done: OnDone,
     watch: Option<Watch>,
+    /// When the VMM is asked next whether its guest goes on.
+    look: Instant,
     error: Option<String>,
     alone: bool,
 }
@@ -200,6 +190,7 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
             let _ = done_in.send(message);
         }),
         watch,
+        look: Instant::now(),
         error: None,
         alone: false,
     };
@@ -271,6 +262,7 @@ impl Driver<'_> {
             if self.unread && self.state != State::Over {
                 self.misbehaved("it stopped reading its channel")?;
             }
+            self.look_at_vmm(now)?;
             if self.run.recorder.trip().is_some() {
                 // Once tripped, always tripped: stop the machine, write about it after.
                 self.run.vm.kill();
@@ -283,18 +275,6 @@ impl Driver<'_> {
             self.check_root()?;
         }
         Ok(())
-    }
-
-    /// The root image is read-only to the guest. The device's own counter says whether that held.
-    fn check_root(&mut self) -> Result<(), RecordError> {
-        match self.run.vm.root_bytes_written() {
-            None | Some(0) => Ok(()),
-            Some(bytes) => self.run.recorder.host(&HostFact::Violation {
-                kind: ViolationKind::RootChanged,
-                subject: "root image".into(),
-                detail: format!("the VMM counts {bytes} bytes written to it"),
-            }),
-        }
     }
 
     fn configure(&mut self) {
@@ -420,79 +400,6 @@ impl Driver<'_> {
         matches!(self.state, State::Booting | State::Arming)
     }
 
-    /// After the machine was stopped: what observers see of what it left.
-    fn post_mortem(&mut self, told: &Receiver<Told>, death: &Receiver<()>) -> Result<(), RecordError> {
-        let Some(watch) = self.watch.take() else { return Ok(()) };
-        if !self.going.process {
-            let _ = death.recv_timeout(self.run.runtime.patience.death);
-        }
-        watch.post_mortem();
-        let disk = u64::from(self.run.spec.limits().disk_mib / DISK_MIB_PER_SECOND);
-        let end = Instant::now() + POST_MORTEM_PATIENCE + Duration::from_secs(disk);
-        loop {
-            match told.recv_deadline(end) {
-                Ok(Told::Over) => return Ok(()),
-                // A look that fell together with the machine's end saw it go, and no more.
-                Ok(Told::Blind { observer, error, .. }) => {
-                    return self.fault("observe", &format!("{observer}: {error}"));
-                }
-                Ok(Told::Seen(seen)) => watch::record(&mut self.run.recorder, seen)?,
-                Ok(Told::Armed | Told::LastLooked) => {}
-                Err(_) => return self.fault("observe", &watch.why_dead()),
-            }
-        }
-    }
-
-    fn stop(&mut self, now: Instant) {
-        self.state = State::Stopping;
-        self.deadline = now + self.run.runtime.patience.stop;
-        self.run_deadline = None;
-        let execs: Vec<u32> = self.execs.keys().chain(self.copies.keys()).copied().collect();
-        for exec in execs {
-            self.send(ToGuest::KillTree(exec));
-        }
-    }
-
-    fn quiesce(&mut self, now: Instant) {
-        self.state = State::Ending;
-        self.deadline = now + self.run.runtime.patience.quiesce;
-        self.send(ToGuest::Quiesce);
-    }
-
-    fn fail(&mut self, stage: &str, error: &str) -> Result<(), RecordError> {
-        self.state = State::Over;
-        self.error = Some(error.to_owned());
-        self.run.recorder.host(&HostFact::failed(stage, &error))
-    }
-
-    /// A component failed in a way that nobody foresaw: the judge trips on that.
-    fn fault(&mut self, stage: &str, error: &str) -> Result<(), RecordError> {
-        self.error.get_or_insert_with(|| error.to_owned());
-        self.run.vm.kill();
-        self.run.recorder.host(&HostFact::fault(stage, &error))
-    }
-
-    /// The operator stops the run: gently at first, at once where it is being stopped already.
-    fn interrupt(&mut self, signal: i32, at_once: bool) -> Result<(), RecordError> {
-        if self.state == State::Over {
-            return Ok(());
-        }
-        self.run.recorder.host(&HostFact::Interrupted { signal })?;
-        match self.state {
-            State::Booting | State::Arming => {
-                self.fail("boot", "the run was stopped before the machine was ready")
-            }
-            State::Running if !at_once => {
-                self.stop(Instant::now());
-                Ok(())
-            }
-            _ => {
-                self.state = State::Over;
-                Ok(())
-            }
-        }
-    }
-
     fn call(&mut self, call: Call) -> Result<(), RecordError> {
         match call {
             Call::Finish => self.finish_asked = true,
@@ -536,215 +443,9 @@ impl Driver<'_> {
         }
     }
 
-    fn guest(&mut self, message: FromGuest) -> Result<(), RecordError> {
-        let opens =
-            matches!(message, FromGuest::Ready { .. } | FromGuest::Fatal { .. } | FromGuest::Lost { .. });
-        if self.state == State::Booting && !opens {
-            return self.misbehaved("it speaks before it is ready");
-        }
-        match message {
-            FromGuest::Ready { kernel_release, uptime_ns, heard } if self.state == State::Booting => {
-                let since_ns = heard.elapsed().as_nanos() as u64;
-                let wall_clock_ns = self.run.recorder.now_ns().saturating_sub(since_ns).into();
-                self.send(ToGuest::Clock(Clock { uptime_ns: uptime_ns.into(), wall_clock_ns }));
-                let boot_ms = self.run.started.elapsed().as_millis() as u64;
-                self.run.timings.insert("ready", boot_ms);
-                self.run.recorder.host(&HostFact::Ready { boot_ms, kernel_release })?;
-                self.enforce();
-                self.ready()?;
-            }
-            FromGuest::Ready { .. } => self.misbehaved("it said ready twice")?,
-            FromGuest::Ended { exec, ended } => {
-                if let Some(copy) = self.copies.get_mut(&exec) {
-                    copy.hear_end(ended);
-                    return self.complete_copy(exec);
-                }
-                if let Some(live) = self.execs.get_mut(&exec) {
-                    live.ended = Some(ended);
-                    live.stdin = None;
-                }
-                self.complete(exec)?;
-            }
-            FromGuest::StdinCredit { exec, bytes } => {
-                if let Some(Some(pump)) = self.stdin(exec) {
-                    pump.add_credit(bytes);
-                }
-            }
-            FromGuest::StdinClosed { exec } => {
-                if let Some(stdin) = self.stdin(exec) {
-                    *stdin = None;
-                }
-            }
-            FromGuest::Request { id, exec, capability, resource, justification } => {
-                self.request(id, exec, capability, &resource, &justification)?;
-            }
-            FromGuest::Claim { kind, subject, parent, value, text } => {
-                let claim = hotcell_wire::Claim { kind, subject, parent, value, text: &text };
-                self.run.recorder.claim(&claim)?;
-            }
-            FromGuest::Quiesced if self.state == State::Ending => {
-                self.quiesced = true;
-                self.state = State::Over;
-                if let Some(watch) = &self.watch {
-                    watch.last_look();
-                    self.state = State::Looking;
-                    self.deadline = Instant::now() + self.run.runtime.patience.quiesce;
-                }
-            }
-            FromGuest::Quiesced => self.misbehaved("it quiesced unasked")?,
-            FromGuest::Fatal { text } if self.workload_may_not_have_run() => {
-                self.fail("boot", &format!("the guest's init can't go on: {text}"))?;
-            }
-            FromGuest::Fatal { text } => self.misbehaved(&format!("its init can't go on: {text}"))?,
-            FromGuest::Lost { why: Lost::Misbehaved(what) } => self.misbehaved(&what)?,
-            FromGuest::Lost { why: Lost::Closed(what) } => {
-                self.going.channel = Some(what);
-                self.going(Instant::now())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A capability request: decided here, recorded, answered.
-    fn request(
-        &mut self,
-        id: u32,
-        exec: u32,
-        capability: u8,
-        resource: &[u8],
-        justification: &[u8],
-    ) -> Result<(), RecordError> {
-        let Some(capability) = Capability::from_byte(capability) else {
-            self.run.recorder.refused(ClaimKind::Capability, RefusalCode::BadValue)?;
-            let reason = format!("there is no capability {capability}");
-            self.send(ToGuest::Reply(id, hotcell_wire::Decision::Deny, reason));
-            return Ok(());
-        };
-        let actor = self.run.recorder.attribute(exec);
-        let (resource, justification) =
-            (String::from_utf8_lossy(resource), String::from_utf8_lossy(justification));
-        let request = CapabilityRequest::new(capability, &resource, &justification, actor);
-        let decision = Broker::decide(self.run.spec.policy().capabilities(), &request);
-        self.run.recorder.decision(decision, &request)?;
-        let verb = match decision {
-            Decision::Allow(_) => hotcell_wire::Decision::Allow,
-            Decision::Deny(_) => hotcell_wire::Decision::Deny,
-            Decision::Defer(_) => hotcell_wire::Decision::Defer,
-        };
-        self.send(ToGuest::Reply(id, verb, decision.rule().name().to_owned()));
-        Ok(())
-    }
-
-    fn why_over(&self) -> String {
-        self.error.clone().unwrap_or_else(|| "the machine was stopped".into())
-    }
-
-    /// A sign that the machine is going: with both, or after a while, it is gone.
-    fn going(&mut self, now: Instant) -> Result<(), RecordError> {
-        if self.going.process && self.going.channel.is_some() {
-            return self.gone();
-        }
-        self.going.until.get_or_insert(now + self.run.runtime.patience.death);
-        Ok(())
-    }
-
-    fn gone(&mut self) -> Result<(), RecordError> {
-        self.going.until = None;
-        match self.going.channel.take() {
-            _ if self.state == State::Over => Ok(()),
-            Some(what) if !self.going.process => self.misbehaved(&what),
-            _ => self.died(),
-        }
-    }
-
-    /// The guest broke the protocol, or its init is gone: nothing that it says counts any more.
-    fn misbehaved(&mut self, what: &str) -> Result<(), RecordError> {
-        if self.workload_may_not_have_run() {
-            let words = self.run.vm.last_words();
-            return self.fail(
-                "boot",
-                &format!("the guest does not speak as it should: {what}. Its last words:\n{words}"),
-            );
-        }
-        self.destroyed("channel", what)
-    }
-
-    fn destroyed(&mut self, subject: &str, what: &str) -> Result<(), RecordError> {
-        self.run.vm.kill();
-        self.state = State::Over;
-        self.error = Some(format!("the sandbox was destroyed from inside: {what}"));
-        self.run.recorder.host(&HostFact::Violation {
-            kind: ViolationKind::SandboxDestroyed,
-            subject: subject.into(),
-            detail: what.into(),
-        })
-    }
-
-    /// The VMM ended and nobody had told it to.
-    fn died(&mut self) -> Result<(), RecordError> {
-        match self.state {
-            State::Over => Ok(()),
-            State::Booting | State::Arming => {
-                let words = self.run.vm.last_words();
-                self.fail("boot", &format!("the machine ended while it booted. Its last words:\n{words}"))
-            }
-            _ => {
-                self.alone = true;
-                self.destroyed("VMM", "the machine ended while the run went on")
-            }
-        }
-    }
-
-    /// After the machine was stopped: what execs still had, and their answers.
-    fn settle(&mut self, done: &Receiver<FromStream>) {
-        let end = Instant::now() + self.run.runtime.patience.caller;
-        let busy = |driver: &Self| {
-            driver.execs.values().any(|live| live.over != [true; 2])
-                || driver.copies.values().any(|copy| !copy.threads_are_over())
-        };
-        for copy in self.copies.values_mut() {
-            *copy.stdin() = None;
-        }
-        while busy(self) {
-            match done.recv_deadline(end) {
-                Ok(message) => {
-                    if let Err(error) = self.stream(message) {
-                        self.error.get_or_insert(error.to_string());
-                        break;
-                    }
-                }
-                Err(_) => break,
-            }
-        }
-        for (exec, live) in std::mem::take(&mut self.execs) {
-            if let Err(error) = self.conclude(exec, live) {
-                self.error.get_or_insert(error.to_string());
-            }
-        }
-        for (exec, copy) in std::mem::take(&mut self.copies) {
-            if let Err(error) = self.conclude_copy(exec, copy) {
-                self.error.get_or_insert(error.to_string());
-            }
-        }
-        for call in std::mem::take(&mut self.waiting) {
-            turn_away(call, &self.why_over());
-        }
-    }
-
     /// Never blocks. A full queue means that the guest reads no more: the loop ends the run for it.
     fn send(&mut self, message: ToGuest) {
         self.unread |= self.to_guest.try_send(message).is_err_and(|error| error.is_full());
-    }
-}
-
-/// Answers whoever asked too late.
-fn turn_away(call: Call, why: &str) {
-    match call {
-        Call::Exec { reply, .. } => drop(reply.send(Err(ExecError::RunEnded(why.into())))),
-        Call::Put { reply, .. } | Call::Get { reply, .. } => {
-            drop(reply.send(Err(CopyError::RunEnded(why.into()))));
-        }
-        Call::Interrupt { .. } | Call::Abandon | Call::Fail { .. } | Call::Finish => {}
     }
 }
 

@@ -30,6 +30,7 @@ mod report;
 mod run;
 mod stdin;
 mod stream;
+mod text;
 mod vmm;
 mod watch;
 
@@ -42,3 +43,4 @@ pub use recorder::RecordError;
 pub use report::{Gate1, Isolation, Kill, Opinion, RunReport, Teardown};
 pub use run::{Advisor, Exec, ExecError, Interrupter, Patience, Run, Runtime};
 pub use stream::{ExecIo, Output, Stdin, StreamTotals};
+pub use text::Text;

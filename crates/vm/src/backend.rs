@@ -169,6 +169,11 @@ pub trait LiveVm: Send {
     /// Bytes that the VMM says were written to the root image; `None` where it does not answer.
     fn root_bytes_written(&mut self) -> Option<u64>;
 
+    /// Why the VMM holds its guest back, where it does: it goes on no more, and says nothing. Waits for nothing.
+    fn held_back(&mut self) -> Option<String> {
+        None
+    }
+
     /// The file that is the workspace disk, opened to read; it can be read after the machine's end too. `None`: this
     /// machine has none that the host could read.
     ///

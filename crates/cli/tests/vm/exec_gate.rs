@@ -8,8 +8,8 @@
 use crate::attacks::folder as attacks;
 use crate::harness::{Slot, home, verify};
 use crate::images::{Built, folder};
+use crate::machine::{GUEST, Sink, runtime};
 use crate::record::Record;
-use crate::starts::{GUEST, Sink, runtime};
 use hotcell_image::Store;
 use hotcell_ledger::{Digest, Payload};
 use hotcell_policy::{EnvironmentBaseline, ImageRef, Manifest, PolicyDraft, RunDraft};

@@ -82,6 +82,8 @@ pub(crate) struct Job {
     argv: Vec<OsString>,
     env: Vec<(&'static str, OsString)>,
     stdin: Option<Vec<u8>>,
+    /// Where the bundle goes, if not into `out`.
+    elsewhere: Option<PathBuf>,
     out: tempfile::TempDir,
 }
 
@@ -95,6 +97,7 @@ impl Job {
             argv: argv.iter().map(OsString::from).collect(),
             env: Vec::new(),
             stdin: None,
+            elsewhere: None,
             out: tempfile::tempdir().unwrap(),
         }
     }
@@ -118,6 +121,12 @@ impl Job {
         let path = self.out.path().join("policy.toml");
         fs::write(&path, toml).unwrap();
         self.flags.extend(["--policy".into(), path.into()]);
+        self
+    }
+
+    /// Puts the bundle into a folder of the caller's.
+    pub(crate) fn out_at(mut self, dir: &Path) -> Job {
+        self.elsewhere = Some(dir.to_owned());
         self
     }
 
@@ -149,7 +158,8 @@ impl Job {
         let slot = Slot::take();
         let mut command = hotcell();
         command.args(["run", "--json", "--accel", &accel(), "--name", &self.run_id, "--out"]);
-        command.arg(self.out.path()).args(&self.flags).arg("--").args(&self.argv);
+        let bundles = self.elsewhere.as_deref().unwrap_or(self.out.path()).to_owned();
+        command.arg(&bundles).args(&self.flags).arg("--").args(&self.argv);
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         if self.stdin.is_some() {
@@ -167,7 +177,18 @@ impl Job {
         });
         let Job { run_id, out, .. } =
             Job { stdin: None, flags: Vec::new(), argv: Vec::new(), env: Vec::new(), ..self };
-        Live { run_id, out, child: Owned(child), begun, stdout, stderr, feeder, peak_rss_kib: 0, _slot: slot }
+        Live {
+            run_id,
+            bundles,
+            out,
+            child: Owned(child),
+            begun,
+            stdout,
+            stderr,
+            feeder,
+            peak_rss_kib: 0,
+            _slot: slot,
+        }
     }
 }
 
@@ -261,6 +282,7 @@ impl Drop for Owned {
 /// A `hotcell run` that goes on.
 pub(crate) struct Live {
     pub(crate) run_id: String,
+    bundles: PathBuf,
     out: tempfile::TempDir,
     child: Owned,
     begun: Instant,
@@ -306,7 +328,7 @@ impl Live {
     }
 
     pub(crate) fn bundle(&self) -> PathBuf {
-        self.out.path().join(&self.run_id)
+        self.bundles.join(&self.run_id)
     }
 
     pub(crate) fn wait(mut self) -> Outcome {
@@ -325,7 +347,7 @@ impl Live {
             std::thread::sleep(STEP);
         };
         let elapsed = self.begun.elapsed();
-        let Live { run_id, out, stdout, stderr, feeder, peak_rss_kib, .. } = self;
+        let Live { run_id, bundles, out, stdout, stderr, feeder, peak_rss_kib, .. } = self;
         let (stdout, stderr) = (stdout.finish(), stderr.finish());
         if let Some(feeder) = feeder {
             feeder.join().unwrap();
@@ -343,7 +365,8 @@ impl Live {
             report,
             elapsed,
             peak_rss_kib,
-            out,
+            bundles,
+            _out: out,
         };
         assert!(status.is_some(), "it did not end within {PATIENCE:?}: {outcome:?}");
         outcome
@@ -374,7 +397,8 @@ pub(crate) struct Outcome {
     pub(crate) elapsed: Duration,
     /// Most memory that `hotcell` itself had, without the VMM.
     pub(crate) peak_rss_kib: u64,
-    out: tempfile::TempDir,
+    bundles: PathBuf,
+    _out: tempfile::TempDir,
 }
 
 impl std::fmt::Debug for Outcome {
@@ -445,7 +469,7 @@ impl Outcome {
     }
 
     pub(crate) fn bundle(&self) -> PathBuf {
-        self.out.path().join(&self.run_id)
+        self.bundles.join(&self.run_id)
     }
 
     pub(crate) fn record(&self) -> Record {

@@ -11,13 +11,18 @@
 
 mod attacks;
 mod basics;
+mod broken;
 mod disk;
 mod exec_gate;
+mod execs;
 mod files;
+mod full;
 mod harness;
 mod images;
 mod judgement;
 mod latency;
+mod machine;
+mod many;
 mod observed;
 mod record;
 mod refusals;

@@ -44,11 +44,13 @@ const FILE: u32 = 0o100_644;
 
 /// What the exit function of the module does.
 #[derive(Clone, Copy)]
-enum Exit {
+pub(crate) enum Exit {
     /// Changes one byte of padding between two functions of the kernel's text.
     Text,
     /// Changes the last byte of the interrupt table, which the processor does not use.
     Interrupts,
+    /// Goes round and round, with interrupts off.
+    Spin,
 }
 
 impl Exit {
@@ -74,6 +76,8 @@ impl Exit {
                 ],
                 &[0x80, 0xb0, 0xfc, 0x0f, 0x00, 0x00, 0x01],
             ),
+            // jmp to itself
+            Exit::Spin => (&[], &[0xeb, 0xfe]),
         };
         [find, &open, change, &close].concat()
     }
@@ -123,7 +127,7 @@ fn attack_module(original: &[u8], exit: Exit) -> Vec<u8> {
 
 /// What is added to the test's initramfs.
 #[derive(Clone, Copy)]
-enum Module {
+pub(crate) enum Module {
     /// It can be loaded by an order.
     AtHand,
     /// It is among those that the init loads.
@@ -131,16 +135,16 @@ enum Module {
 }
 
 /// A machine with an accomplice, over the image `busybox`.
-struct Taken {
-    runtime: Runtime,
+pub(crate) struct Taken {
+    pub(crate) runtime: Runtime,
     boot: MeasuredBoot,
-    draft: RunDraft,
+    pub(crate) draft: RunDraft,
     out: tempfile::TempDir,
     _slot: Slot,
 }
 
 impl Taken {
-    fn new(module: Module) -> Taken {
+    pub(crate) fn new(module: Module) -> Taken {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         warm_up();
         let slot = Slot::take();
@@ -202,7 +206,7 @@ impl Taken {
     }
 
     /// Runs a command; gives the report, what it said, and whether it came to its end.
-    fn run(self, script: &str) -> Seen {
+    pub(crate) fn run(self, script: &str) -> Seen {
         let run_id = self.draft.run_id.clone();
         let run = self.runtime.start(self.draft.seal().unwrap(), self.boot);
         let said = Said::default();
@@ -222,18 +226,22 @@ impl Taken {
     }
 }
 
-/// The init, with one kernel setting under a name that does not exist: it goes on without, as for kernels that lack it.
+/// The init, with two kernel settings under names that do not exist: it goes on without, as for kernels that lack them.
 fn lenient(init: &[u8]) -> Vec<u8> {
-    let (name, other) = (b"kernel/modules_disabled", b"kernel/modules_undecided");
     let mut bytes = init.to_vec();
-    let mut found = 0;
-    for at in 0..bytes.len() - name.len() {
-        if bytes[at..].starts_with(name) {
-            bytes[at..at + name.len()].copy_from_slice(&other[..name.len()]);
-            found += 1;
+    for (name, other) in [
+        (&b"kernel/modules_disabled"[..], &b"kernel/modules_undecided"[..]),
+        (b"kernel/yama/ptrace_scope", b"kernel/yama/ptrace_scopf"),
+    ] {
+        let mut found = 0;
+        for at in 0..bytes.len() - name.len() {
+            if bytes[at..].starts_with(name) {
+                bytes[at..at + name.len()].copy_from_slice(&other[..name.len()]);
+                found += 1;
+            }
         }
+        assert_eq!(found, 1, "the init has each setting once");
     }
-    assert_eq!(found, 1, "the init has its setting once");
     bytes
 }
 
@@ -252,12 +260,12 @@ impl Write for Said {
     }
 }
 
-struct Seen {
-    report: RunReport,
-    said: String,
+pub(crate) struct Seen {
+    pub(crate) report: RunReport,
+    pub(crate) said: String,
     console: String,
     /// The command's own end; `None` where it was running still.
-    code: Option<i32>,
+    pub(crate) code: Option<i32>,
     _out: tempfile::TempDir,
 }
 
@@ -268,7 +276,7 @@ impl std::fmt::Debug for Seen {
 }
 
 /// Gives the order once, then goes on for longer than anybody waits.
-fn order(name: &str) -> String {
+pub(crate) fn order(name: &str) -> String {
     format!("echo working; echo {name} >/tmp/order; sleep 60; echo UNSEEN")
 }
 

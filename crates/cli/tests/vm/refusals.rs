@@ -178,7 +178,8 @@ fn without_a_home_nothing_is_guessed() {
 fn fake_qemu(main: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("qemu-system-x86_64");
-    let source = format!("#include <stdio.h>\n#include <unistd.h>\nint main(void) {{ {main} }}\n");
+    let includes = "#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n";
+    let source = format!("{includes}int main(int argc, char **argv) {{ (void)argc; (void)argv; {main} }}\n");
     fs::write(dir.path().join("fake.c"), source).unwrap();
     let built = Command::new("cc")
         .args(["-static", "-o"])
@@ -239,4 +240,30 @@ fn a_qemu_that_can_not_be_executed_is_named() {
 fn a_qemu_that_hangs_is_given_up_and_ended() {
     // The control channel's own deadline is 20 s.
     failed_start("sleep(600); return 0;", "does not answer", SOON * 2);
+}
+
+/// What stands in QEMU's place and executes it, with these arguments left out.
+fn qemu_without(left_out: &str) -> (tempfile::TempDir, PathBuf) {
+    let main = format!(
+        "int kept = 0; for (int i = 0; i < argc; i++) \
+         {{ if (!strcmp(argv[i], \"{left_out}\")) i++; else argv[kept++] = argv[i]; }} \
+         argv[kept] = 0; execv(\"{}\", argv); return 9;",
+        crate::machine::qemu().display()
+    );
+    fake_qemu(&main)
+}
+
+#[test]
+fn a_vmm_that_is_held_by_less_than_this_host_gives_never_runs_its_guest() {
+    let (_dir, program) = qemu_without("-sandbox");
+    let outcome = Job::new(["true"]).flags(["--cold"]).env("HOTCELL_QEMU", &program).run();
+    assert_eq!((outcome.code, outcome.verdict()), (Some(125), "FAILED"), "{outcome:?}");
+    assert!(outcome.err().contains("not confined as this host can confine it"), "{outcome:?}");
+    let record = outcome.record();
+    assert_eq!((record.facts("failed").count(), record.facts("ready").count()), (1, 0));
+    let console = fs::read(outcome.bundle().join("console.log")).unwrap_or_default();
+    assert!(console.is_empty(), "its guest executed something: {}", String::from_utf8_lossy(&console));
+    // The control: the same stand-in that leaves nothing out is no reason to refuse.
+    let (_dir, program) = qemu_without("-no-such-argument");
+    Job::new(["true"]).flags(["--cold"]).env("HOTCELL_QEMU", &program).run().assert_allowed(0);
 }

@@ -81,7 +81,7 @@ fn named(dir: &Path, run_id: &str, depth: usize, found: &mut Vec<PathBuf>) {
 }
 
 /// What of a run is left on this host.
-fn left(run_id: &str) -> Vec<String> {
+pub(crate) fn left(run_id: &str) -> Vec<String> {
     let mut left: Vec<String> = vmms_of(run_id).iter().map(|pid| format!("VMM {pid}")).collect();
     let mut folders = Vec::new();
     named(Path::new("/sys/fs/cgroup"), run_id, 6, &mut folders);

@@ -3,7 +3,7 @@
 use crate::harness::{
     Job, Live, Outcome, PATIENCE, SOON, Slot, home, hotcell, verify, vmms_of, wait_until, warm_up,
 };
-use crate::starts::{busybox, runtime};
+use crate::machine::{busybox, runtime};
 use hotcell_ledger::Digest;
 use hotcell_runtime::{ExecIo, ExecRequest, Stdin};
 use hotcell_vm::TemplateStore;

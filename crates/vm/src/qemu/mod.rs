@@ -439,6 +439,20 @@ impl LiveVm for QemuVm {
         root["stats"]["wr_bytes"].as_u64()
     }
 
+    fn held_back(&mut self) -> Option<String> {
+        let event = self.qmp.as_mut()?.take_event(|event| {
+            event["event"] == "STOP"
+                || event["event"] == "BLOCK_IO_ERROR" && event["data"]["action"] == "stop"
+        })?;
+        let data = &event["data"];
+        Some(match (data["node-name"].as_str(), data["reason"].as_str()) {
+            (Some(node), Some(reason)) => {
+                format!("the file behind its disk {node:?} takes no more: {reason}")
+            }
+            _ => "it does not say why".to_owned(),
+        })
+    }
+
     fn disk(&self) -> io::Result<Option<File>> {
         self.disk.try_clone().map(Some)
     }

@@ -3,7 +3,7 @@
 //! QEMU runs hostile code's devices, so its answers are bounded and any oddity
 //! is an error; of asynchronous events the last few are kept for whoever waits for one.
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -104,6 +104,29 @@ impl Qmp {
         }
     }
 
+    /// The first of the events that have come and were not looked at yet that is `wanted`; waits for nothing.
+    pub(crate) fn take_event(&mut self, wanted: impl Fn(&Value) -> bool) -> Option<Value> {
+        let mut chunk = [0; 4096];
+        loop {
+            while let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.pending.drain(..=end).collect();
+                if let Ok(event) = serde_json::from_slice::<Value>(&line)
+                    && event.get("event").is_some()
+                {
+                    self.keep(event);
+                }
+            }
+            match recv(&self.stream, &mut chunk, RecvFlags::DONTWAIT) {
+                Ok((_, count @ 1..)) if self.pending.len() <= MAX_ANSWER => {
+                    self.pending.extend_from_slice(chunk.get(..count).unwrap_or_default());
+                }
+                // Nothing more for now, or a VMM whose end others notice.
+                _ => break,
+            }
+        }
+        std::mem::take(&mut self.events).into_iter().find(wanted)
+    }
+
     fn keep(&mut self, event: Value) {
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
@@ -194,6 +217,20 @@ mod tests {
         assert_eq!(version, "7.2.22");
         let error = qmp.call("query-x", json!({})).unwrap_err();
         assert_eq!(error.to_string(), "the VMM refused query-x: no");
+    }
+
+    #[test]
+    fn an_event_is_taken_once_and_not_waited_for() {
+        let stream =
+            peer(&[GREETING, "{\"return\":{}}\n", "{\"event\":\"RESUME\"}\n{\"event\":\"STOP\"}\n{\"ev"]);
+        let (mut qmp, _) = Qmp::open(stream, Duration::from_secs(5)).unwrap();
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut taken = None;
+        while taken.is_none() && Instant::now() < end {
+            taken = qmp.take_event(|event| event["event"] == "STOP");
+        }
+        assert_eq!(taken.unwrap()["event"], "STOP");
+        assert!(qmp.take_event(|_| true).is_none());
     }
 
     #[test]
