@@ -96,7 +96,7 @@ fn sixty_four_mib_pass_byte_for_byte_and_only_the_first_are_kept() {
     assert!(outcome.peak_rss_kib < 96 << 10, "{} KiB", outcome.peak_rss_kib);
 }
 
-fn sha256sum(bytes: &[u8]) -> String {
+pub(crate) fn sha256sum(bytes: &[u8]) -> String {
     let mut child = Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()

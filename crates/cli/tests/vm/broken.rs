@@ -62,7 +62,7 @@ fn half_a_frame_is_waited_for_no_longer_than_silence() {
 fn rubbish_ends_the_channel_at_once() {
     let (seen, _) = broken(Module::AtHand, "rubbish");
     assert!(!seen.report.timed_out, "{seen:?}");
-    assert_destroyed(&seen, "protocol");
+    assert_destroyed(&seen, "not with the magic");
 }
 
 #[test]

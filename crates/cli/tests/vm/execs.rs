@@ -1,18 +1,13 @@
 //! Execs of a run over a real machine: what each is given, what comes back, how it ends. Each test has one machine.
 
+use crate::basics::sha256sum;
 use crate::harness::{Job, PATIENCE, SOON, wait_until};
 use crate::machine::Machine;
 use hotcell_runtime::{ExecRequest, Stdin};
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
-
-fn random(len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
-    bytes
-}
 
 #[test]
 fn execs_of_one_run_get_their_own_words_directory_user_and_streams() {
@@ -42,11 +37,11 @@ fn execs_of_one_run_get_their_own_words_directory_user_and_streams() {
     assert!(done.result.not_started.unwrap().contains("/nowhere"));
 
     // Both outputs at once, any bytes, each its own.
-    let (out, err) = (random(700_001), random(300_003));
-    let both = [out.clone(), err.clone()].concat();
-    let script = "head -c 700001 >/tmp/out; cat >/tmp/err; cat /tmp/err >&2 & cat /tmp/out; wait";
-    let done = machine.exec(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Bytes(both));
-    assert!(done.stdout == out && done.stderr == err, "{} and {}", done.stdout.len(), done.stderr.len());
+    let script = "cd /tmp; head -c 700001 /dev/urandom >out; head -c 300003 /dev/urandom >err; cat err >&2 & cat out; wait";
+    let done = machine.sh(script);
+    assert_eq!((done.stdout.len(), done.stderr.len()), (700_001, 300_003));
+    assert_eq!(machine.sh("sha256sum </tmp/out").text(), sha256sum(&done.stdout));
+    assert_eq!(machine.sh("sha256sum </tmp/err").text(), sha256sum(&done.stderr));
 
     stdin_as_it_comes(&machine);
 

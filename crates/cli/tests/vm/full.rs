@@ -86,7 +86,7 @@ fn a_full_host_under_the_guests_disk_ends_the_run_and_is_not_the_guests_fault() 
 
 #[test]
 fn a_full_guest_disk_is_the_guests_problem() {
-    let script = "head -c 60000000 /dev/zero >big; echo $?; rm big; echo room >small && cat small";
+    let script = "dd if=/dev/zero of=big bs=1M count=60; echo $?; rm big; echo room >small && cat small";
     let outcome = Job::sh(script)
         .policy("[limits]\ndisk_mib = 32\n[capabilities]\nwrite_trees = [\"/workspace\"]\nspawn = true\n")
         .run();

@@ -34,7 +34,9 @@ fn started(id: &str, out: &Path) -> Run {
 fn work_and_finish(run: Run, out: &Path, source: &Path) {
     let said = Sink::default();
     let io = ExecIo { stdout: Some(Box::new(said.clone())), ..ExecIo::default() };
-    run.put(PutRequest::new(source, "/workspace/in").unwrap()).unwrap();
+    if let Err(error) = run.put(PutRequest::new(source, "/workspace/in").unwrap()) {
+        panic!("{error}: {:?}", run.finish());
+    }
     let result = run.exec(ExecRequest::new(["/bin/cat", "/workspace/in"]), io).wait().unwrap();
     assert_eq!((result.code, said.text().as_str()), (0, "input"));
     run.get(GetRequest::into_bundle("/workspace/in")).unwrap();

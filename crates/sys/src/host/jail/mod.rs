@@ -126,7 +126,7 @@ pub struct JailPlan {
     pub identity: Option<Identity>,
     /// What the root shows, beside a `/proc` of the jail's own processes. Used with [`Namespace::Mount`] only.
     pub places: Vec<Place>,
-    /// Resource limits, soft and hard alike: `RLIMIT_*` and value.
+    /// Resource limits, soft and hard alike: `RLIMIT_*` and value. Where the hard limit that is there is lower, that one.
     pub limits: Vec<(u32, u64)>,
     /// System call filter.
     pub filter: Option<Filter>,
@@ -411,6 +411,23 @@ mod tests {
         assert!(control.contains(&numbers.1), "a plain child gets the stray file: {control:?}");
         let jailed = listing(true, given.into());
         assert!(jailed.contains(&numbers.0) && !jailed.contains(&numbers.1), "{jailed:?}");
+    }
+
+    #[test]
+    fn a_limit_that_is_lower_already_stays() {
+        let limit_of = |jailed: Option<u64>| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", "ulimit -Hn"]).stdout(Stdio::piped());
+            let limits = jailed.map(|asked| (libc::RLIMIT_NOFILE, asked)).into_iter().collect();
+            let mut child = spawn_jailed(command, JailPlan { limits, ..JailPlan::default() }).unwrap();
+            let mut said = String::new();
+            child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+            child.wait().unwrap();
+            said.trim().parse::<u64>().unwrap()
+        };
+        assert_eq!(limit_of(Some(100)), 100);
+        // More open files than any kernel allows, which not even root can ask for.
+        assert_eq!(limit_of(Some(u64::MAX)), limit_of(None));
     }
 
     #[test]

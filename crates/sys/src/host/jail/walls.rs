@@ -188,9 +188,15 @@ impl Walls {
         check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into())?;
         self.stage(Stage::Limits);
         for &(resource, value) in &self.limits {
-            let limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
-            // SAFETY: `limit` lives through the call.
-            check(unsafe { libc::setrlimit64(resource as _, &raw const limit) }.into())?;
+            let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: `limit` lives through the calls.
+            unsafe {
+                check(libc::getrlimit64(resource as _, &raw mut limit).into())?;
+                // Nobody without privileges can raise a hard limit, and a lower one holds no less.
+                let value = value.min(limit.rlim_max);
+                limit = libc::rlimit64 { rlim_cur: value, rlim_max: value };
+                check(libc::setrlimit64(resource as _, &raw const limit).into())?;
+            }
         }
         Ok(())
     }
