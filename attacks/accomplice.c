@@ -8,24 +8,28 @@
  *   unload    unloads it; its exit function changes kernel text or the interrupt table
  *   remount   makes the root's mount writable
  *   root      becomes a process of the root image with user 0
- *   time N    writes its wall clock, in nanoseconds, to /tmp/now-N
  *   stop      stops PID 1: it neither speaks nor reads any more
  *   half      stops PID 1, and says half a frame in its name
  *   rubbish   says what is no frame in PID 1's name, without end
  *   die       makes PID 1 execute what is no code
+ *   mount     mounts a tmpfs on the workload's /tmp/made
+ *   executable  lets files on the workload's /tmp be executed
+ *   namespace starts a process in a host name namespace of its own
  *
- * "timed ORDER" writes the nanosecond of its wall clock at which it will obey to /tmp/due
- * first, 400 ms ahead, so that the workload has the time to tell it.
+ * "timed ORDER" tells its wall clock sixty times through the fifo /tmp/say, then the nanosecond
+ * at which it will obey, 300 ms ahead, so that the workload has the time to pass it on.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <dirent.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
 #include <sys/wait.h>
@@ -95,23 +99,48 @@ static void die(void) {
     say("die", held);
 }
 
+static int view_of_reaper(void) {
+    for (int pid = 2; pid < 1000; pid++) {
+        char path[64], name[32] = {0};
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        int file = open(path, O_RDONLY);
+        if (file < 0) continue;
+        ssize_t length = read(file, name, sizeof name - 1);
+        close(file);
+        if (length <= 0 || strcmp(name, "hotcell-reaper\n")) continue;
+        snprintf(path, sizeof path, "/proc/%d/ns/mnt", pid);
+        return open(path, O_RDONLY);
+    }
+    return -1;
+}
+
 static void obey(const char *order) {
     if (!strncmp(order, "timed ", 6)) {
-        long long due = now_ns() + 400000000LL;
-        FILE *told = fopen("/root/tmp/due", "w");
-        if (!told) return;
-        fprintf(told, "due %lld\n", due);
-        fclose(told);
-        while (now_ns() < due) {}
+        int told = open("/root/tmp/say", O_WRONLY);
+        if (told < 0) return say(order, -1);
+        struct timespec pause = {0, 5000000};
+        for (int round = 0; round < 60; round++) {
+            dprintf(told, "clock %lld\n", now_ns());
+            nanosleep(&pause, NULL);
+        }
+        long long due = now_ns() + 300000000LL;
+        dprintf(told, "due %lld\n", due);
+        struct timespec until = {due / 1000000000LL, due % 1000000000LL};
+        clock_nanosleep(CLOCK_REALTIME, TIMER_ABSTIME, &until, NULL);
         order += 6;
     }
-    if (!strncmp(order, "time ", 5)) {
-        char path[64];
-        snprintf(path, sizeof path, "/root/tmp/now-%.8s", order + 5);
-        FILE *told = fopen(path, "w");
-        if (!told) return;
-        fprintf(told, "%lld\n", now_ns());
-        fclose(told);
+    if (!strcmp(order, "mount") || !strcmp(order, "executable") || !strcmp(order, "namespace")) {
+        int made = !strcmp(order, "mount"), own = !strcmp(order, "namespace");
+        if (fork() == 0) {
+            /* The workload's mounts are those of the reaper, the second process that the init started. */
+            int view = own ? -1 : view_of_reaper();
+            if (own) say(order, unshare(CLONE_NEWUTS));
+            else if (setns(view, CLONE_NEWNS) < 0) say("setns", -1);
+            else if (made) say(order, mkdir("/tmp/made", 0755) || mount("none", "/tmp/made", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) ? -1 : 0);
+            else say(order, mount("none", "/tmp", NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV, NULL));
+            if (own) for (;;) pause();
+            _exit(0);
+        }
     } else if (!strcmp(order, "load")) {
         int file = open("/attack.ko", O_RDONLY);
         say(order, syscall(SYS_finit_module, file, "", 0));

@@ -3,7 +3,7 @@
 
 use hotcell_observe::kernel::{JumpEntry, Offsets, Profile, Symbols};
 use hotcell_observe::ram::{
-    Guard, Mapping, Places, ReadError, Region, Source, Space, TaskReader, find_nonce, locate, net_devices,
+    Guard, Mapping, Places, Processors, ReadError, Region, Source, Space, TaskReader, Views, find_nonce, locate, net_devices,
 };
 use hotcell_sys::host::Range;
 use libfuzzer_sys::fuzz_target;
@@ -48,6 +48,9 @@ fn profile() -> Profile {
         linux_banner: at(0x2100),
         init_task: at(0x6000),
         init_pid_ns: at(0x7000),
+        tasklist_lock: at(0x7400),
+        runqueues: 0x100,
+        per_cpu_offset: at(0x7500),
         modules: at(0x7100),
         net_namespace_list: at(0x7200),
         super_blocks: at(0x7300),
@@ -86,11 +89,14 @@ fuzz_target!(|data: &[u8]| {
         for _ in 0..2 {
             let _ = reader.sweep(&space, &profile, &Places::default());
         }
+        let processors = Processors::find(&space, &profile).unwrap_or_default();
+        if let Ok(views) = Views::read(&space, &profile, &processors, reader.tasks()) {
+            let _ = views.suspects(&space, &profile, reader.tasks());
+        }
         let _ = net_devices(&space, &profile);
         let _ = find_nonce(&space, 0x2000, b"mark");
         if let Ok(mut guard) = Guard::new(&space, &profile, [data[0]; 32]) {
-            let whole = guard.bytes();
-            assert_eq!(guard.look(&space, &profile, whole).unwrap().iter().filter(|c| c.detail.contains("not what they were")).count(), 0);
+            assert_eq!(guard.look(&space, &profile).unwrap().iter().filter(|c| c.detail.contains("not what they were")).count(), 0);
         }
     }
 });

@@ -307,6 +307,9 @@ fn script(reason: Reason, spec: &SealedSpec) -> (Vec<Step>, Vec<Step>) {
         | Reason::ModuleLoaded
         | Reason::NetworkDevice
         | Reason::WritableRoot
+        | Reason::HiddenProcess
+        | Reason::UnexplainedNamespace
+        | Reason::UnexplainedMount
         | Reason::RootChanged
         | Reason::VmmOutOfJail
         | Reason::ProcessOutlivedRun

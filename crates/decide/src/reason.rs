@@ -94,6 +94,12 @@ reasons! {
     NetworkDevice = "network_device", true;
     /// The root is mounted or attached writable.
     WritableRoot = "writable_root", true;
+    /// A process that one of the guest kernel's own tables has and another lacks.
+    HiddenProcess = "hidden_process", true;
+    /// A process in a namespace that did not exist when the guest was ready.
+    UnexplainedNamespace = "unexplained_namespace", true;
+    /// A mount that appeared, or lost a restriction, after the guest was ready.
+    UnexplainedMount = "unexplained_mount", true;
     /// The root image was written to, or has another digest than before.
     RootChanged = "root_changed", true;
     /// The VMM has a file, socket, namespace or privilege that a jailed one has not.

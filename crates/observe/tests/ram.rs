@@ -3,8 +3,8 @@
 use hotcell_decide::{Life, Place};
 use hotcell_observe::kernel::{JumpEntry, Offsets, Profile, Symbols};
 use hotcell_observe::ram::{
-    Guard, Mapping, Part, Places, ReadError, Region, Source, Space, SweepError, TaskReader, find_nonce,
-    locate, net_devices,
+    FileSystem, Guard, Mapping, Mount, PASS, Part, Places, Processors, ReadError, Region, Source, Space,
+    Suspect, SweepError, TaskReader, Views, find_nonce, in_both, locate, mount_changes, net_devices,
 };
 use hotcell_sys::host::Range;
 use proptest::prelude::*;
@@ -21,6 +21,8 @@ struct Memory {
     regions: Vec<Region>,
     /// An address outside leads to one inside, so that hostile pointers lead somewhere.
     wraps: bool,
+    /// Pages that the VMM has of its own; `None`: the host does not tell.
+    own: Option<Vec<u64>>,
 }
 
 impl Source for Memory {
@@ -39,6 +41,11 @@ impl Source for Memory {
             }
         }
         Ok(())
+    }
+
+    fn own_pages(&self, address: u64, pages: usize) -> Option<Vec<bool>> {
+        let own = self.own.as_ref()?;
+        Some((0..pages as u64).map(|page| own.contains(&(address / 4096 + page))).collect())
     }
 }
 
@@ -65,6 +72,9 @@ fn profile() -> Profile {
         linux_banner: at(0x2_0100),
         init_task: at(0x6_0000),
         init_pid_ns: at(0x7_0000),
+        tasklist_lock: at(0x7_4000),
+        runqueues: 0x2_0000,
+        per_cpu_offset: at(0x7_5000),
         modules: at(0x7_1000),
         net_namespace_list: at(0x7_2000),
         super_blocks: at(0x7_3000),
@@ -91,7 +101,7 @@ struct Kernel {
 impl Kernel {
     fn new(levels: u32) -> Kernel {
         let regions = vec![Region { guest: 0, host: 0, bytes: BYTES as u64 }];
-        let memory = Memory { bytes: vec![0; BYTES], regions, wraps: false };
+        let memory = Memory { bytes: vec![0; BYTES], regions, wraps: false, own: None };
         let mut kernel = Kernel { memory, profile: profile() };
         let symbols = kernel.profile.symbols.clone();
         let banner = kernel.profile.banner.clone();
@@ -164,8 +174,20 @@ impl Kernel {
         let init = self.image(self.profile.symbols.init_task);
         let links = u64::from(o.task_tasks);
         let head = TEXT + (self.profile.symbols.init_task - LINKED) + links;
+        let behind =
+            u64::from_le_bytes(self.memory.bytes[(init + links) as usize..][..8].try_into().unwrap());
         self.number(init + links, address + links);
-        self.number(at + links, head);
+        self.number(at + links, behind);
+        self.number(at + links + 8, head);
+        if behind != head {
+            self.number(behind - DIRECT + 8, address + links);
+        }
+        // A thread group of one, in a structure that the list of its threads goes through.
+        let signal = DIRECT + at + 0x7c00;
+        self.number(at + u64::from(o.task_signal), signal);
+        for side in [0, 8] {
+            self.number(at + u64::from(o.task_thread_node) + side, signal + u64::from(o.signal_thread_head));
+        }
         self.put(at + u64::from(o.task_pid), &pid.to_le_bytes());
         self.put(at + u64::from(o.task_tgid), &pid.to_le_bytes());
         self.put(at + u64::from(o.task_comm), b"sh\0");
@@ -238,7 +260,7 @@ fn a_task_is_read_with_its_user_and_its_file() {
     let space = Space::new(&kernel.memory, kernel.mapping());
     let mut reader = TaskReader::default();
     // The second sweep reads what the first one knows with fewer calls, and sees the same.
-    let first = reader.sweep(&space, &kernel.profile, &PLACES).unwrap();
+    let first = reader.sweep(&space, &kernel.profile, &PLACES).unwrap().to_vec();
     assert_eq!(first, reader.sweep(&space, &kernel.profile, &PLACES).unwrap());
     let process = &first[1].process;
     assert_eq!((process.pid, process.uids, process.name.as_str()), (42, [1000; 4], "sh"));
@@ -257,9 +279,137 @@ fn a_list_that_does_not_end_or_leads_nowhere_is_torn() {
         let target = if next == 0x28_0000 + DIRECT { next + links } else { next };
         kernel.number(0x28_0000 + links, target);
         let space = Space::new(&kernel.memory, kernel.mapping());
-        let swept = TaskReader::default().sweep(&space, &kernel.profile, &PLACES);
+        let mut reader = TaskReader::default();
+        let swept = reader.sweep(&space, &kernel.profile, &PLACES);
         assert!(matches!(swept, Err(SweepError::Torn(_))), "{next:#x}: {swept:?}");
     }
+}
+
+/// A machine with two tasks, both in the table of pids, after one sweep; then something changes.
+fn suspects(change: impl FnOnce(&mut Kernel)) -> Vec<(i32, &'static str)> {
+    const QUEUE: u64 = 0x38_0000;
+    let mut kernel = Kernel::new(4);
+    let o = kernel.profile.offsets.clone();
+    for (at, pid, number) in [(0x28_0000, 42, NUMBER), (0x29_0000, 43, NUMBER + 0x1000)] {
+        kernel.task(at, pid, 1000);
+        kernel.number(at + u64::from(o.task_number), DIRECT + number);
+        kernel.number(number + u64::from(o.pid_tasks), DIRECT + at + u64::from(o.task_pid_links));
+    }
+    // The table: one node, in which the two are at their numbers.
+    let table = kernel.image(kernel.profile.symbols.init_pid_ns) + u64::from(o.pid_ns_idr);
+    kernel.number(table, DIRECT + NODE + 2);
+    kernel.number(NODE + u64::from(o.xa_slots) + 42 * 8, DIRECT + NUMBER);
+    kernel.number(NODE + u64::from(o.xa_slots) + 43 * 8, DIRECT + NUMBER + 0x1000);
+    // One processor, which idles.
+    let offsets = kernel.image(kernel.profile.symbols.per_cpu_offset);
+    let init = TEXT + (kernel.profile.symbols.init_task - LINKED);
+    kernel.number(offsets, DIRECT + QUEUE - kernel.profile.symbols.runqueues);
+    kernel.number(QUEUE + u64::from(o.rq_idle), init);
+    kernel.number(QUEUE + u64::from(o.rq_curr), init);
+    let mut reader = TaskReader::default();
+    let profile = kernel.profile.clone();
+    let mapping = kernel.mapping();
+    let processors = {
+        let space = Space::new(&kernel.memory, mapping);
+        reader.sweep(&space, &profile, &PLACES).unwrap();
+        Processors::find(&space, &profile).unwrap()
+    };
+    assert_eq!(processors.count(), 1);
+    change(&mut kernel);
+    let space = Space::new(&kernel.memory, mapping);
+    let mut look = |views: Views| -> Vec<Suspect> {
+        reader.sweep(&space, &profile, &PLACES).unwrap();
+        views.suspects(&space, &profile, reader.tasks()).unwrap()
+    };
+    let views = Views::read(&space, &profile, &processors, &[]).unwrap();
+    let first = look(views);
+    let second = look(Views::read(&space, &profile, &processors, &[]).unwrap());
+    let both = in_both(&first, second);
+    both.into_iter().map(|suspect| (suspect.pid, suspect.how)).collect()
+}
+
+const NUMBER: u64 = 0x2a_0000;
+const NODE: u64 = 0x2b_0000;
+
+#[test]
+fn a_task_that_one_view_lacks_is_a_suspect() {
+    let o = profile().offsets;
+    let off_the_list = |kernel: &mut Kernel| {
+        let links = u64::from(kernel.profile.offsets.task_tasks);
+        let init = kernel.image(kernel.profile.symbols.init_task);
+        let head = TEXT + (kernel.profile.symbols.init_task - LINKED) + links;
+        kernel.number(init + links, DIRECT + 0x28_0000 + links);
+        kernel.number(0x28_0000 + links + 8, head);
+    };
+    let out_of_the_table = |kernel: &mut Kernel| {
+        kernel.number(NODE + u64::from(kernel.profile.offsets.xa_slots) + 43 * 8, 0);
+    };
+    let runs = |kernel: &mut Kernel| kernel.number(0x38_0000 + u64::from(o.rq_curr), DIRECT + 0x29_0000);
+    assert_eq!(suspects(|_| {}), []);
+    assert_eq!(suspects(runs), []);
+    let only = "it is in the table of pids and not on the list of tasks";
+    assert_eq!(suspects(off_the_list), [(43, only)]);
+    let other = "it is on the list of tasks and not in the table of pids";
+    assert_eq!(suspects(out_of_the_table), [(43, other)]);
+    let both = |kernel: &mut Kernel| {
+        off_the_list(kernel);
+        out_of_the_table(kernel);
+    };
+    assert_eq!(suspects(both), [], "an honest process that has ended");
+    let running = "a processor runs it and it is not on the list of tasks";
+    let hidden = |kernel: &mut Kernel| {
+        both(kernel);
+        runs(kernel);
+    };
+    assert_eq!(suspects(hidden), [(43, running)]);
+    // One that is ending runs for a moment more.
+    let ending = |kernel: &mut Kernel| {
+        hidden(kernel);
+        kernel.number(0x29_0000 + u64::from(o.task_exit_state), 16);
+    };
+    assert_eq!(suspects(ending), []);
+    // While one appears or goes, nothing is said about the table.
+    let locked = |kernel: &mut Kernel| {
+        out_of_the_table(kernel);
+        kernel.put(kernel.image(kernel.profile.symbols.tasklist_lock), &[0xff]);
+    };
+    assert_eq!(suspects(locked), []);
+}
+
+#[test]
+fn a_mount_that_appears_or_loses_a_restriction_is_a_change() {
+    const RESTRICTED: u32 = 0x47;
+    let mount = |address, path: &str, flags| Mount { address, path: path.into(), flags, namespace: DIRECT };
+    let system = |super_block, mounts| FileSystem {
+        super_block,
+        kind: "tmpfs".into(),
+        read_only: false,
+        disk_read_only: None,
+        mounts,
+    };
+    let ready =
+        [system(1, vec![mount(10, "/tmp", RESTRICTED)]), system(2, vec![mount(20, "/root", RESTRICTED)])];
+    let changes = |now: &[FileSystem]| {
+        let changes = mount_changes(&ready, now, 2);
+        changes.into_iter().map(|(_, detail)| detail).collect::<Vec<_>>()
+    };
+    assert_eq!(changes(&ready), [""; 0]);
+    assert_eq!(changes(&[]), [""; 0], "one that went");
+    let kernels = Mount { namespace: 0u64.wrapping_sub(22), ..mount(30, "/", 0) };
+    assert_eq!(changes(&[system(1, vec![kernels])]), [""; 0], "the kernel's own");
+    for (flags, lost) in
+        [(0x46, "nosuid"), (0x45, "nodev"), (0x43, "noexec"), (0x07, "ro"), (0x03, "noexec, ro")]
+    {
+        assert_eq!(
+            changes(&[system(1, vec![mount(10, "/tmp", flags)])]),
+            [format!("it is no longer {lost}")]
+        );
+    }
+    assert_eq!(changes(&[system(2, vec![mount(20, "/root", 0x07)])]), [""; 0], "a rule of its own");
+    for other in [mount(11, "/tmp", RESTRICTED), mount(10, "/etc", RESTRICTED)] {
+        assert_eq!(changes(&[system(1, vec![other])]), ["it was not mounted at ready"]);
+    }
+    assert_eq!(changes(&[system(3, vec![mount(10, "/tmp", RESTRICTED)])]), ["it was not mounted at ready"]);
 }
 
 #[test]
@@ -303,12 +453,18 @@ fn the_nonce_is_found_in_its_process_alone() {
 
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
-fn guarded(change: impl FnOnce(&mut Kernel)) -> Vec<Part> {
+/// A kernel with the instructions that it may switch.
+fn with_sites() -> Kernel {
     let mut kernel = Kernel::new(4);
-    let text = PHYSICAL;
-    kernel.put(text + 0x100, &NOP);
-    kernel.put(text + 0x1_fffd, &[0x66, 0x90]);
-    kernel.put(text + 0x300, &[0xe8, 0xfb, 0x00, 0x00, 0x00]);
+    kernel.put(PHYSICAL + 0x100, &NOP);
+    kernel.put(PHYSICAL + 0x1_fffd, &[0x66, 0x90]);
+    kernel.put(PHYSICAL + 0x300, &[0xe8, 0xfb, 0x00, 0x00, 0x00]);
+    kernel
+}
+
+/// What the looks of one pass find.
+fn guarded(change: impl FnOnce(&mut Kernel)) -> Vec<Part> {
+    let mut kernel = with_sites();
     let mapping = kernel.mapping();
     let mut guard = {
         let space = Space::new(&kernel.memory, mapping);
@@ -316,10 +472,12 @@ fn guarded(change: impl FnOnce(&mut Kernel)) -> Vec<Part> {
     };
     change(&mut kernel);
     let space = Space::new(&kernel.memory, mapping);
-    let whole = guard.bytes();
-    let changes = guard.look(&space, &kernel.profile, whole).unwrap();
-    let mut parts: Vec<Part> = changes.into_iter().map(|change| change.part).collect();
-    parts.dedup();
+    let mut parts = Vec::new();
+    for change in (0..PASS).flat_map(|_| guard.look(&space, &kernel.profile).unwrap()) {
+        if !parts.contains(&change.part) {
+            parts.push(change.part);
+        }
+    }
     parts
 }
 
@@ -351,6 +509,35 @@ fn a_switched_branch_is_let_be_and_any_other_change_is_seen() {
     );
 }
 
+#[test]
+fn a_page_that_the_vmm_made_its_own_is_read_within_a_pass_and_the_others_in_their_turn() {
+    let mut kernel = with_sites();
+    kernel.memory.own = Some(Vec::new());
+    let mapping = kernel.mapping();
+    let mut guard = Guard::new(&Space::new(&kernel.memory, mapping), &kernel.profile, [7; 32]).unwrap();
+    assert_eq!(guard.own_bytes(), 2 * 4096 + 4096, "the tables and the entry, which every look reads");
+    let mut look = |kernel: &Kernel| {
+        let space = Space::new(&kernel.memory, mapping);
+        guard.look(&space, &kernel.profile).unwrap().len()
+    };
+    assert_eq!(look(&kernel), 0);
+    // A byte that the host's account does not tell of is found where the turn comes to it.
+    kernel.put(PHYSICAL + 0x5000, &[1]);
+    let looks = (0..10).position(|_| look(&kernel) > 0).unwrap();
+    assert!(looks > 0, "nothing said that it was written to");
+    kernel.put(PHYSICAL + 0x5000, &[0]);
+    (0..10).for_each(|_| assert!(look(&kernel) <= 1));
+    // One that it tells of is found within a pass, wherever the turn is.
+    for at in [0x5000, 0x2_f000] {
+        kernel.put(PHYSICAL + at, &[1]);
+        kernel.memory.own = Some(vec![(PHYSICAL + at) / 4096]);
+        assert!((0..PASS).any(|_| look(&kernel) == 1), "{at:#x}");
+        kernel.put(PHYSICAL + at, &[0]);
+        kernel.memory.own = Some(Vec::new());
+        (0..10).for_each(|_| assert!(look(&kernel) <= 1));
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -358,7 +545,7 @@ proptest! {
     #[test]
     fn no_memory_panics_or_hangs_the_reader(seed in proptest::collection::vec(any::<u8>(), 64..4096), levels in 4u32..=5) {
         let regions = vec![Region { guest: 0, host: 0, bytes: 1 << 40 }];
-        let memory = Memory { bytes: seed, regions, wraps: true };
+        let memory = Memory { bytes: seed, regions, wraps: true, own: None };
         let profile = profile();
         let _ = locate(&memory_of(&memory), &profile);
         let mapping = Mapping { text: TEXT, text_physical: PHYSICAL, image_bytes: 1 << 20, direct: DIRECT, tables: 0x1000, levels };
@@ -366,6 +553,10 @@ proptest! {
         let mut reader = TaskReader::default();
         for _ in 0..2 {
             let _ = reader.sweep(&space, &profile, &PLACES);
+        }
+        let processors = Processors::find(&space, &profile).unwrap_or_default();
+        if let Ok(views) = Views::read(&space, &profile, &processors, reader.tasks()) {
+            let _ = views.suspects(&space, &profile, reader.tasks());
         }
         let _ = net_devices(&space, &profile);
         let _ = find_nonce(&space, 0x2000, b"mark");
@@ -375,5 +566,5 @@ proptest! {
 /// The same with one small region: a search by steps ends soon.
 fn memory_of(memory: &Memory) -> Memory {
     let regions = vec![Region { guest: 0, host: 0, bytes: 64 << 20 }];
-    Memory { bytes: memory.bytes.clone(), regions, wraps: true }
+    Memory { bytes: memory.bytes.clone(), regions, wraps: true, own: None }
 }

@@ -154,7 +154,7 @@ impl Job {
     }
 
     /// Without a kernel and an image in the home, if need be.
-    fn start_cold(self) -> Live {
+    pub(crate) fn start_cold(self) -> Live {
         let slot = Slot::take();
         let mut command = hotcell();
         command.args(["run", "--json", "--accel", &accel(), "--name", &self.run_id, "--out"]);

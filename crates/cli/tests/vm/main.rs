@@ -23,6 +23,7 @@ mod judgement;
 mod latency;
 mod machine;
 mod many;
+mod moments;
 mod observed;
 mod record;
 mod refusals;

@@ -12,7 +12,7 @@ use std::path::Path;
 /// Largest kernel file.
 const MAX_KERNEL: u64 = 256 << 20;
 /// Of the cached form; another number, another file name.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 macro_rules! offsets {
     ($($(#[$meta:meta])* $field:ident = $structure:literal . $path:literal,)+) => {
@@ -47,8 +47,9 @@ offsets! {
     task_seccomp = "task_struct"."seccomp.mode",
     task_nsproxy = "task_struct"."nsproxy",
     task_signal = "task_struct"."signal",
+    task_number = "task_struct"."thread_pid",
+    task_exec_id = "task_struct"."self_exec_id",
     task_thread_node = "task_struct"."thread_node",
-    signal_threads = "signal_struct"."nr_threads",
     signal_thread_head = "signal_struct"."thread_head",
     cred_uid = "cred"."uid",
     cred_gid = "cred"."gid",
@@ -59,6 +60,7 @@ offsets! {
     cred_permitted = "cred"."cap_permitted",
     cred_effective = "cred"."cap_effective",
     cred_ambient = "cred"."cap_ambient",
+    cred_user_ns = "cred"."user_ns",
     mm_exe_file = "mm_struct"."exe_file",
     mm_pgd = "mm_struct"."pgd",
     mm_arg_start = "mm_struct"."arg_start",
@@ -91,14 +93,21 @@ offsets! {
     bdev_disk = "block_device"."bd_disk",
     disk_state = "gendisk"."state",
     sb_list = "super_block"."s_list",
+    nsproxy_uts = "nsproxy"."uts_ns",
+    nsproxy_ipc = "nsproxy"."ipc_ns",
     nsproxy_mnt = "nsproxy"."mnt_ns",
-    nsproxy_net = "nsproxy"."net_ns",
     nsproxy_pid = "nsproxy"."pid_ns_for_children",
+    nsproxy_net = "nsproxy"."net_ns",
+    nsproxy_time = "nsproxy"."time_ns",
+    nsproxy_time_for_children = "nsproxy"."time_ns_for_children",
+    nsproxy_cgroup = "nsproxy"."cgroup_ns",
     pid_ns_idr = "pid_namespace"."idr.idr_rt.xa_head",
     xa_shift = "xa_node"."shift",
     xa_slots = "xa_node"."slots",
     pid_tasks = "pid"."tasks",
     task_pid_links = "task_struct"."pid_links",
+    rq_curr = "rq"."curr",
+    rq_idle = "rq"."idle",
     module_list = "module"."list",
     module_name = "module"."name",
     net_list = "net"."list",
@@ -125,6 +134,11 @@ pub struct Symbols {
     pub linux_banner: u64,
     pub init_task: u64,
     pub init_pid_ns: u64,
+    /// Held for writing while a process appears or goes.
+    pub tasklist_lock: u64,
+    /// Of one processor, from where that one's own data begin.
+    pub runqueues: u64,
+    pub per_cpu_offset: u64,
     pub modules: u64,
     pub net_namespace_list: u64,
     pub super_blocks: u64,
@@ -232,6 +246,9 @@ impl Profile {
             linux_banner: address("linux_banner")?,
             init_task: address("init_task")?,
             init_pid_ns: address("init_pid_ns")?,
+            tasklist_lock: address("tasklist_lock")?,
+            runqueues: address("runqueues")?,
+            per_cpu_offset: address("__per_cpu_offset")?,
             modules: address("modules")?,
             net_namespace_list: address("net_namespace_list")?,
             super_blocks: address("super_blocks")?,

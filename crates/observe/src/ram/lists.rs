@@ -1,8 +1,9 @@
 //! The kernel's lists of modules, network devices, file systems and their mounts.
 
+use super::files::{file_system, path};
 use super::memory::ReadError;
 use super::space::Space;
-use super::tasks::{SweepError, file_system, nowhere, path, text};
+use super::tasks::{SweepError, nowhere, text};
 use crate::kernel::{Profile, u32_at};
 
 /// Nodes of one list at most: a guest of ours has some ten modules, thirty file systems and one network device.
@@ -38,14 +39,72 @@ pub struct FileSystem {
     pub read_only: bool,
     /// Whether its disk says that it can't be written; `None` where it has no disk.
     pub disk_read_only: Option<bool>,
-    /// Each mount: where, from the root of the file system that it is mounted on, and its flags.
-    pub mounts: Vec<(String, u32)>,
+    /// Its mounts.
+    pub mounts: Vec<Mount>,
+}
+
+/// A mount of a file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Its address.
+    pub address: u64,
+    /// Where, from the root of the file system that it is mounted on.
+    pub path: String,
+    /// Its flags.
+    pub flags: u32,
+    /// The address of its mount namespace; one of the kernel's own has none.
+    pub namespace: u64,
+}
+
+/// What a mount forbids.
+const RESTRICTIONS: [(u32, &str); 4] =
+    [(0x01, "nosuid"), (0x02, "nodev"), (0x04, "noexec"), (MOUNT_READ_ONLY, "ro")];
+
+impl Mount {
+    /// Whether it is in a namespace. The kernel's own have a null or an error there.
+    fn is_attached(&self) -> bool {
+        const MAX_ERROR: u64 = 4095;
+        self.namespace != 0 && self.namespace < 0u64.wrapping_sub(MAX_ERROR)
+    }
+}
+
+/// What is mounted now and was not, or not so freely, at ready: the mount, and what is wrong with it. That the root stays
+/// read-only is a rule of its own.
+pub fn mount_changes(ready: &[FileSystem], now: &[FileSystem], root: u64) -> Vec<(String, String)> {
+    let find = |address: u64, path: &str| {
+        let mounts = ready.iter().flat_map(|one| one.mounts.iter().map(move |mount| (one, mount)));
+        mounts.into_iter().find(|(_, mount)| mount.address == address && mount.path == path)
+    };
+    let mut changes = Vec::new();
+    for one in now {
+        for mount in one.mounts.iter().filter(|mount| mount.is_attached()) {
+            let subject = format!("{} on {}", one.kind, mount.path);
+            match find(mount.address, &mount.path).filter(|(before, _)| before.super_block == one.super_block)
+            {
+                None => changes.push((subject, "it was not mounted at ready".into())),
+                Some((before, was)) => {
+                    let own_rule = |flag: u32| one.super_block == root && flag == MOUNT_READ_ONLY;
+                    let is_lost =
+                        |flag: u32| was.flags & flag != 0 && mount.flags & flag == 0 && !own_rule(flag);
+                    let lost = RESTRICTIONS.iter().filter(|(flag, _)| is_lost(*flag));
+                    let mut lost: Vec<&str> = lost.map(|(_, name)| *name).collect();
+                    if before.read_only && !one.read_only && one.super_block != root {
+                        lost.push("ro of the file system");
+                    }
+                    if !lost.is_empty() {
+                        changes.push((subject, format!("it is no longer {}", lost.join(", "))));
+                    }
+                }
+            }
+        }
+    }
+    changes
 }
 
 impl FileSystem {
     /// Whether something of it may be written.
     pub fn is_writable(&self) -> bool {
-        !self.read_only || self.mounts.iter().any(|(_, flags)| flags & MOUNT_READ_ONLY == 0)
+        !self.read_only || self.mounts.iter().any(|mount| mount.flags & MOUNT_READ_ONLY == 0)
     }
 }
 
@@ -117,7 +176,7 @@ pub(super) fn file_systems(space: &Space<'_>, profile: &Profile) -> Result<Vec<F
 ///
 /// # Errors
 /// A list is torn, or memory can't be read.
-pub(super) fn one(space: &Space<'_>, profile: &Profile, super_block: u64) -> Result<FileSystem, SweepError> {
+fn one(space: &Space<'_>, profile: &Profile, super_block: u64) -> Result<FileSystem, SweepError> {
     let o = &profile.offsets;
     let torn = |_| SweepError::Torn("a file system leads out of memory");
     let number =
@@ -129,7 +188,12 @@ pub(super) fn one(space: &Space<'_>, profile: &Profile, super_block: u64) -> Res
         let own = mount.wrapping_add(u64::from(o.mount_mnt)).wrapping_add(u64::from(o.vfsmount_flags));
         space.read(own, &mut flags).map_err(nowhere(torn))?;
         let point = number(mount, o.mount_mountpoint)?;
-        mounts.push((path(space, profile, point)?, u32_at(&flags, 0).unwrap_or(0)));
+        mounts.push(Mount {
+            address: mount,
+            path: path(space, profile, point)?,
+            flags: u32_at(&flags, 0).unwrap_or(0),
+            namespace: number(mount, o.mount_ns)?,
+        });
     }
     let disk_read_only = match number(super_block, o.sb_bdev)? {
         0 => None,

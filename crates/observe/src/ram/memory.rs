@@ -1,6 +1,9 @@
 //! A machine's memory: guest-physical bytes, read from the VMM process.
 
 use hotcell_sys::host::{Range, read_process};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// A range of guest-physical memory, and where it is mapped in the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +43,14 @@ pub trait Source: Send {
     /// # Errors
     /// Not everything could be read.
     fn read(&self, ranges: &[Range], into: &mut [u8]) -> Result<(), ReadError>;
+
+    /// For each host page from this address on, whether the VMM has a copy of its own, which it gets by its first write.
+    /// Without one the page is that of the file which the memory was mapped from, unchanged. `None` where the host does
+    /// not tell.
+    fn own_pages(&self, address: u64, pages: usize) -> Option<Vec<bool>> {
+        let _ = (address, pages);
+        None
+    }
 }
 
 /// The memory of a live VMM.
@@ -47,13 +58,24 @@ pub trait Source: Send {
 pub struct VmmMemory {
     pid: i32,
     regions: Vec<Region>,
+    /// `/proc/PID/pagemap`, where it can be opened.
+    pagemap: Option<Arc<File>>,
 }
+
+/// Bytes of a host page, on the one architecture that there is.
+const HOST_PAGE: u64 = 4096;
+/// Entries of a page map (`Documentation/admin-guide/mm/pagemap.rst`): the page is in memory, is on a swap device, is of a
+/// file or shared.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const OF_A_FILE: u64 = 1 << 61;
 
 impl VmmMemory {
     /// The memory of this process, which must not be reaped while this is used.
     pub fn new(pid: i32, mut regions: Vec<Region>) -> VmmMemory {
         regions.sort_unstable_by_key(|region| region.guest);
-        VmmMemory { pid, regions }
+        let pagemap = File::open(format!("/proc/{pid}/pagemap")).ok().map(Arc::new);
+        VmmMemory { pid, regions, pagemap }
     }
 }
 
@@ -71,6 +93,17 @@ impl Source for VmmMemory {
             Err(error) if error.raw_os_error() == Some(NO_SUCH_PROCESS) => Err(ReadError::Gone),
             Err(error) => Err(ReadError::Host(error)),
         }
+    }
+
+    fn own_pages(&self, address: u64, pages: usize) -> Option<Vec<bool>> {
+        let mut bytes = vec![0; pages.checked_mul(8)?];
+        self.pagemap.as_ref()?.read_exact_at(&mut bytes, address / HOST_PAGE * 8).ok()?;
+        let (entries, _) = bytes.as_chunks::<8>();
+        let own = |entry: &[u8; 8]| {
+            let entry = u64::from_le_bytes(*entry);
+            (entry & PRESENT != 0 || entry & SWAPPED != 0) && entry & OF_A_FILE == 0
+        };
+        Some(entries.iter().map(own).collect())
     }
 }
 

@@ -11,6 +11,8 @@
 use super::memory::{ReadError, Source, locate};
 use crate::kernel::u64_at;
 use hotcell_sys::host::Range;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 /// Physical address bits of a page table entry, and its flags (Intel SDM 3A, 4.5).
@@ -39,12 +41,61 @@ pub struct Mapping {
 pub struct Space<'a> {
     source: &'a dyn Source,
     mapping: Mapping,
+    /// What was read, where that is kept.
+    log: Option<RefCell<Log>>,
+}
+
+/// Everything that a walk read.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    /// By host address and length: what was there.
+    pub(super) reads: BTreeMap<(u64, usize), Vec<u8>>,
+    /// Whether a place held one thing and then another.
+    pub(super) moved: bool,
 }
 
 impl<'a> Space<'a> {
     /// Addresses are translated by this mapping.
     pub fn new(source: &'a dyn Source, mapping: Mapping) -> Space<'a> {
-        Space { source, mapping }
+        Space { source, mapping, log: None }
+    }
+
+    /// The same memory, and what is read of it is kept.
+    pub(super) fn logging(&self) -> Space<'a> {
+        Space { source: self.source, mapping: self.mapping, log: Some(RefCell::default()) }
+    }
+
+    /// What was read.
+    pub(super) fn into_log(self) -> Log {
+        self.log.map(RefCell::into_inner).unwrap_or_default()
+    }
+
+    /// Reads host ranges.
+    ///
+    /// # Errors
+    /// The host can't read.
+    pub(super) fn fetch(&self, ranges: &[Range], into: &mut [u8]) -> Result<(), ReadError> {
+        self.source.read(ranges, into)?;
+        let Some(log) = &self.log else { return Ok(()) };
+        let mut log = log.borrow_mut();
+        let mut rest = &*into;
+        for range in ranges {
+            let Some((bytes, behind)) = rest.split_at_checked(range.bytes) else { break };
+            let before = log.reads.insert((range.address, range.bytes), bytes.to_vec());
+            log.moved |= before.is_some_and(|before| before != bytes);
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// As [`Source::own_pages`], for what lies at these addresses of the kernel's.
+    pub(super) fn own_pages(&self, address: u64, pages: usize) -> Option<Vec<bool>> {
+        let mut ranges = Vec::with_capacity(1);
+        self.ranges(address, pages.checked_mul(PAGE as usize)?, &mut ranges).ok()?;
+        match ranges.as_slice() {
+            [one] => self.source.own_pages(one.address, pages),
+            _ => None,
+        }
     }
 
     /// Its mapping.
@@ -58,7 +109,7 @@ impl<'a> Space<'a> {
     /// They lie in no memory, or the host can't read.
     pub fn read_physical(&self, physical: u64, into: &mut [u8]) -> Result<(), ReadError> {
         let range = locate(self.source.regions(), physical, into.len())?;
-        self.source.read(&[range], into)
+        self.fetch(&[range], into)
     }
 
     /// The guest-physical address of one of the kernel's.
@@ -109,13 +160,20 @@ impl<'a> Space<'a> {
 
     /// The host ranges of some bytes, which are one range unless they cross pages that lie apart.
     fn ranges(&self, address: u64, bytes: usize, into: &mut Vec<Range>) -> Result<(), ReadError> {
-        let first = self.physical(address)?;
         let last =
             address.checked_add((bytes as u64).saturating_sub(1)).ok_or(ReadError::Nowhere(address))?;
-        let contiguous =
-            address / PAGE == last / PAGE || self.physical(last)?.wrapping_sub(first) == last - address;
-        if contiguous && self.is_arithmetic(address, last) {
-            into.push(locate(self.source.regions(), first, bytes)?);
+        // Both ends, and so all between, are translated by one subtraction.
+        let Mapping { text, text_physical, image_bytes, direct, .. } = self.mapping;
+        if address >> 63 == 1 && last.wrapping_sub(text) < image_bytes && address >= text {
+            into.push(locate(self.source.regions(), text_physical.wrapping_add(address - text), bytes)?);
+            return Ok(());
+        }
+        if address >> 63 == 1
+            && address.wrapping_sub(text) >= image_bytes
+            && let Some(inside) = address.checked_sub(direct)
+            && let Ok(range) = locate(self.source.regions(), inside, bytes)
+        {
+            into.push(range);
             return Ok(());
         }
         let (mut at, mut left) = (address, bytes as u64);
@@ -128,18 +186,6 @@ impl<'a> Space<'a> {
         Ok(())
     }
 
-    /// Whether both ends, and so all between, are translated by one subtraction, or lie in one page.
-    fn is_arithmetic(&self, first: u64, last: u64) -> bool {
-        let in_image = |address: u64| address.wrapping_sub(self.mapping.text) < self.mapping.image_bytes;
-        let in_direct = |address: u64| {
-            let inside = address.wrapping_sub(self.mapping.direct);
-            locate(self.source.regions(), inside, 1).is_ok()
-        };
-        first / PAGE == last / PAGE
-            || (in_image(first) && in_image(last))
-            || (in_direct(first) && in_direct(last))
-    }
-
     /// Reads bytes at a kernel address.
     ///
     /// # Errors
@@ -147,7 +193,7 @@ impl<'a> Space<'a> {
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), ReadError> {
         let mut ranges = Vec::with_capacity(1);
         self.ranges(address, into.len(), &mut ranges)?;
-        self.source.read(&ranges, into)
+        self.fetch(&ranges, into)
     }
 
     /// Reads a number.
@@ -164,29 +210,72 @@ impl<'a> Space<'a> {
     ///
     /// # Errors
     /// The host can't read at all.
-    pub fn gather(&self, places: &[(u64, usize)]) -> Result<Gathered, ReadError> {
-        let mut ranges = Vec::with_capacity(places.len());
-        let mut index = Vec::with_capacity(places.len());
+    pub fn gather(&self, places: impl IntoIterator<Item = (u64, usize)>) -> Result<Gathered, ReadError> {
+        let mut all = Gathered::default();
+        self.gather_again(places, &mut all)?;
+        Ok(all)
+    }
+
+    /// As [`Space::gather`], into what held the places of another time.
+    pub(super) fn gather_again(
+        &self,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        all: &mut Gathered,
+    ) -> Result<(), ReadError> {
+        all.ranges.clear();
+        all.index.clear();
         let mut total = 0usize;
-        for &(address, bytes) in places {
-            let before = ranges.len();
-            match self.ranges(address, bytes, &mut ranges) {
+        for (address, bytes) in places {
+            let before = all.ranges.len();
+            match self.ranges(address, bytes, &mut all.ranges) {
                 Ok(()) => {
-                    index.push(Some((total, bytes)));
+                    all.index.push(Some((total, bytes)));
                     total = total.saturating_add(bytes);
                 }
                 Err(ReadError::Nowhere(_)) => {
+                    all.ranges.truncate(before);
+                    all.index.push(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        all.bytes.resize(total, 0);
+        if total > 0 {
+            self.fetch(&all.ranges, &mut all.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Space::gather_again`], for small places of which many lie close together: those are read as one.
+    pub(super) fn gather_near(
+        &self,
+        places: impl IntoIterator<Item = (u64, usize)>,
+        all: &mut Gathered,
+    ) -> Result<(), ReadError> {
+        let mut ranges = Vec::new();
+        let mut index = Vec::new();
+        for (address, bytes) in places {
+            let before = ranges.len();
+            match self.ranges(address, bytes, &mut ranges) {
+                // Parts of one place must stay together, and hardly any place has some.
+                Ok(()) if ranges.len() == before + 1 => index.push(Some(before)),
+                Ok(()) | Err(ReadError::Nowhere(_)) => {
                     ranges.truncate(before);
                     index.push(None);
                 }
                 Err(error) => return Err(error),
             }
         }
-        let mut bytes = vec![0; total];
+        let offsets = merge(&ranges, &mut all.ranges);
+        let total = all.ranges.iter().map(|range| range.bytes).sum();
+        all.bytes.resize(total, 0);
         if total > 0 {
-            self.source.read(&ranges, &mut bytes)?;
+            self.fetch(&all.ranges, &mut all.bytes)?;
         }
-        Ok(Gathered { bytes, index })
+        let place = |at: usize| Some((*offsets.get(at)?, ranges.get(at)?.bytes));
+        all.index.clear();
+        all.index.extend(index.into_iter().map(|at| at.and_then(place)));
+        Ok(())
     }
 
     /// Reads bytes of a process, by its own page tables; what is not in memory ends it.
@@ -217,11 +306,51 @@ impl<'a> Space<'a> {
     }
 }
 
+/// Bytes between two places that are read as well, rather than to begin anew.
+const NEAR: u64 = 512;
+
+/// Joins ranges of one page that lie close together; gives where in the bytes of the joined ones each begins.
+pub(super) fn merge(ranges: &[Range], into: &mut Vec<Range>) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..ranges.len()).collect();
+    let address = |at: usize| ranges.get(at).map_or(0, |range| range.address);
+    order.sort_unstable_by_key(|at| address(*at));
+    into.clear();
+    let mut offsets = vec![0; ranges.len()];
+    let mut total = 0;
+    for at in order {
+        let Some(&Range { address, bytes }) = ranges.get(at) else { continue };
+        let end = address.saturating_add(bytes as u64);
+        let joined = into.last_mut().filter(|last| {
+            let last_end = last.address.saturating_add(last.bytes as u64);
+            address / PAGE == last.address / PAGE && address <= last_end.saturating_add(NEAR)
+        });
+        let start = match joined {
+            Some(last) => {
+                let start = total - last.bytes + (address - last.address) as usize;
+                let longer = (end.saturating_sub(last.address) as usize).max(last.bytes);
+                total += longer - last.bytes;
+                last.bytes = longer;
+                start
+            }
+            None => {
+                into.push(Range { address, bytes });
+                total += bytes;
+                total - bytes
+            }
+        };
+        if let Some(offset) = offsets.get_mut(at) {
+            *offset = start;
+        }
+    }
+    offsets
+}
+
 /// Bytes of many places.
 #[derive(Debug, Default)]
 pub struct Gathered {
     bytes: Vec<u8>,
     index: Vec<Option<(usize, usize)>>,
+    ranges: Vec<Range>,
 }
 
 impl Gathered {

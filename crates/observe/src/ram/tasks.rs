@@ -1,32 +1,30 @@
 //! Every task of the guest's kernel, by the list that the kernel keeps itself.
 //!
-//! One sweep reads in four steps, each for all tasks at once: the tasks, what memory and file
+//! One sweep reads in three steps, each for all tasks at once: the tasks, what memory and file
 //! each has, and last its credentials. Last, because a process on its way from PID 1 to the
 //! workload gives up its privilege first and becomes another program after: read in this
 //! order, an honest one is never seen as a privileged other program.
 //!
-//! The list changes while it is read. A task that is taken off keeps its link to the next for
-//! a while (RCU), so most sweeps come through; one that does not is an error, and whoever
+//! The list changes while it is read. Each task must point back to the one that led to it, so a
+//! walk that goes through saw one list and all of it; one that does not is an error, and whoever
 //! calls reads again.
+//!
+//! What was read of a task is compared with the sweep before: only one that differs is described
+//! anew, and only that one has to be judged.
 
+use super::files::{FileFacts, Files};
 use super::memory::ReadError;
 use super::space::{Gathered, Space};
 use crate::kernel::{Profile, u32_at, u64_at};
-use hotcell_decide::{Executable, Life, Place, Process};
-use std::collections::{BTreeMap, BTreeSet};
+use hotcell_decide::{Life, Process};
+use std::collections::HashMap;
 
 /// Tasks that are read at most: far above `[limits] pids` and kernel threads together.
-const MAX_TASKS: usize = 8192;
-/// Directories from a file up to its file system's root.
-const MAX_DEPTH: usize = 64;
-/// Longest name of a directory entry (NAME_MAX).
-const MAX_NAME: usize = 255;
+pub(super) const MAX_TASKS: usize = 8192;
+/// Sweeps in which the file of every process is read once, whatever says that it is the same.
+const FILE_PASS: u64 = 16;
 /// `PF_KTHREAD` (`include/linux/sched.h`).
 const KERNEL_THREAD: u32 = 0x0020_0000;
-/// `MNT_NOEXEC` (`include/linux/mount.h`).
-const MOUNT_NOEXEC: u32 = 0x04;
-/// `SB_I_NOEXEC` (`include/linux/fs.h`).
-const SB_NOEXEC: u64 = 0x02;
 
 /// Why a sweep has no result.
 #[derive(Debug, thiserror::Error)]
@@ -60,60 +58,121 @@ pub struct Task {
     pub mm: u64,
     /// As the rules see it.
     pub process: Process,
-    /// Its pid namespace for children, mount and network namespace, by address.
+    /// The address of its set of namespaces; 0 where it is ending.
     pub nsproxy: u64,
+    /// The address of its user namespace.
+    pub user_namespace: u64,
+    /// The address of its number's entry in the table of pids.
+    pub number: u64,
+    /// Whether it was judged as it is now, and nothing was found. Whoever judges sets it.
+    pub settled: bool,
+    /// Whether the record names it under the file that it runs from. Whoever names sets it.
+    pub named: bool,
 }
 
 /// Reads tasks; keeps what makes the next sweep cheap.
 #[derive(Debug, Default)]
 pub struct TaskReader {
-    known: Vec<u64>,
-    paths: BTreeMap<(u64, u64), String>,
+    tasks: Vec<Task>,
+    /// What each task's description was made of, together with the places.
+    facts: Vec<Facts>,
+    places: Places,
+    files: Files,
+    bodies: Gathered,
+    small: Gathered,
+    sweeps: u64,
 }
 
-/// The bytes of one task that are read, in two places.
-struct Raw {
+/// All that is read of a task. Two that are the same are the same task in the same state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Facts {
     address: u64,
-    flags: u32,
-    body: Vec<u8>,
+    pid: u32,
+    tgid: u32,
+    start: u64,
+    comm: [u8; 16],
+    parent: u64,
+    mm: u64,
+    nsproxy: u64,
+    number: u64,
+    seccomp: u32,
+    /// How often it became another program.
+    exec: u64,
+    kernel: bool,
+    file: Option<FileFacts>,
+    cred: Cred,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Cred {
+    uids: [u32; 4],
+    gid: u32,
+    capabilities: u64,
+    user_namespace: u64,
+}
+
+/// The part of `task_struct` that is read.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    start: u32,
+    bytes: usize,
+}
+
+impl Layout {
+    fn of(profile: &Profile) -> Layout {
+        let o = &profile.offsets;
+        let ends = [
+            (o.task_tasks, 16),
+            (o.task_pid, 4),
+            (o.task_tgid, 4),
+            (o.task_comm, 16),
+            (o.task_start, 8),
+            (o.task_parent, 8),
+            (o.task_cred, 8),
+            (o.task_mm, 8),
+            (o.task_exit_state, 4),
+            (o.task_seccomp, 4),
+            (o.task_nsproxy, 8),
+            (o.task_signal, 8),
+            (o.task_thread_node, 16),
+            (o.task_number, 8),
+            (o.task_exec_id, 8),
+        ];
+        let start = ends.iter().map(|(at, _)| *at).min().unwrap_or(0);
+        let end = ends.iter().map(|(at, length)| at.saturating_add(*length)).max().unwrap_or(0);
+        Layout { start, bytes: end.saturating_sub(start).min(1 << 16) as usize }
+    }
+
+    fn place(self, task: u64) -> (u64, usize) {
+        (task.wrapping_add(u64::from(self.start)), self.bytes)
+    }
+}
+
+/// The bytes of one task.
+#[derive(Clone, Copy)]
+struct Raw<'a> {
+    address: u64,
+    body: &'a [u8],
     start: u32,
 }
 
-impl Raw {
-    fn u32(&self, offset: u32) -> Option<u32> {
-        u32_at(&self.body, offset.checked_sub(self.start)? as usize)
+impl Raw<'_> {
+    fn u32(&self, offset: u32) -> u32 {
+        offset.checked_sub(self.start).and_then(|at| u32_at(self.body, at as usize)).unwrap_or(0)
     }
 
-    fn u64(&self, offset: u32) -> Option<u64> {
-        u64_at(&self.body, offset.checked_sub(self.start)? as usize)
+    fn u64(&self, offset: u32) -> u64 {
+        offset.checked_sub(self.start).and_then(|at| u64_at(self.body, at as usize)).unwrap_or(0)
     }
-}
 
-/// The part of `task_struct` that all fields but the flags lie in.
-fn body(profile: &Profile) -> (u32, u32) {
-    let o = &profile.offsets;
-    let ends = [
-        (o.task_tasks, 16),
-        (o.task_pid, 4),
-        (o.task_tgid, 4),
-        (o.task_comm, 16),
-        (o.task_start, 8),
-        (o.task_parent, 8),
-        (o.task_cred, 8),
-        (o.task_mm, 8),
-        (o.task_exit_state, 4),
-        (o.task_seccomp, 4),
-        (o.task_nsproxy, 8),
-        (o.task_signal, 8),
-        (o.task_thread_node, 16),
-    ];
-    let start = ends.iter().map(|(at, _)| *at).min().unwrap_or(0);
-    let end = ends.iter().map(|(at, length)| at.saturating_add(*length)).max().unwrap_or(0);
-    (start, end.saturating_sub(start).min(1 << 16))
+    /// A list's node: what follows, and what went before.
+    fn node(&self, offset: u32) -> (u64, u64) {
+        (self.u64(offset), self.u64(offset.saturating_add(8)))
+    }
 }
 
 impl TaskReader {
-    /// One sweep over every process and every thread.
+    /// One sweep over every process and every thread, the idle task first.
     ///
     /// # Errors
     /// The list is torn, or memory can't be read.
@@ -122,312 +181,374 @@ impl TaskReader {
         space: &Space<'_>,
         profile: &Profile,
         places: &Places,
-    ) -> Result<Vec<Task>, SweepError> {
-        let raws = self.walk(space, profile)?;
-        self.known = raws.iter().map(|raw| raw.address).collect();
-        self.describe(space, profile, places, &raws)
-    }
-
-    /// Follows both lists: thread groups, and the threads of those that have more than one.
-    fn walk(&self, space: &Space<'_>, profile: &Profile) -> Result<Vec<Raw>, SweepError> {
-        let o = &profile.offsets;
-        let link = |at: u32| u64::from(at);
-        let mut read = self.read_known(space, profile)?;
-        let mut fetch = |address: u64| -> Result<Raw, SweepError> {
-            match read.remove(&address) {
-                Some(raw) => Ok(raw),
-                None => one(space, profile, address),
-            }
-        };
-        let init = space.at(profile.symbols.init_task, profile.symbols.text);
-        let mut raws = vec![fetch(init)?];
-        let mut seen = BTreeSet::from([init]);
-        let mut next = raws.first().and_then(|raw| raw.u64(o.task_tasks));
-        while let Some(node) = next {
-            let address = node.wrapping_sub(link(o.task_tasks));
-            if address == init {
-                break;
-            }
-            if raws.len() >= MAX_TASKS || !seen.insert(address) {
-                return Err(SweepError::Torn("the list of tasks does not end"));
-            }
-            let raw = fetch(address)?;
-            next = raw.u64(o.task_tasks);
-            raws.push(raw);
+    ) -> Result<&mut [Task], SweepError> {
+        let layout = Layout::of(profile);
+        let mut bodies = std::mem::take(&mut self.bodies);
+        let read = space.gather_again(self.tasks.iter().map(|task| layout.place(task.address)), &mut bodies);
+        let facts = read.map_err(SweepError::from).and_then(|()| {
+            let mut walk = Walk::new(space, profile, layout, &self.tasks, &bodies);
+            walk.all()?;
+            let raws: Vec<Raw<'_>> = walk.order.iter().filter_map(|found| walk.raw(*found)).collect();
+            let mut facts = own(profile, &raws);
+            self.sweeps += 1;
+            origins(
+                space,
+                profile,
+                &mut facts,
+                &self.facts,
+                (&mut self.files, &mut self.small, self.sweeps),
+            )?;
+            credentials(space, profile, &raws, &mut facts, &mut self.small)?;
+            Ok(facts)
+        });
+        self.bodies = bodies;
+        if self.places != *places {
+            self.places = places.clone();
+            self.facts.clear();
         }
-        // Other threads of each group.
-        let signals: Vec<(u64, usize)> = raws
-            .iter()
-            .map(|raw| {
-                (
-                    raw.u64(o.task_signal).unwrap_or(0),
-                    o.signal_thread_head.max(o.signal_threads) as usize + 16,
-                )
-            })
-            .collect();
-        let signals = space.gather(&signals)?;
-        let mut others = Vec::new();
-        for (at, raw) in raws.iter().enumerate() {
-            let Some(signal) = signals.get(at) else { continue };
-            if u32_at(signal, o.signal_threads as usize).unwrap_or(1) <= 1 {
-                continue;
-            }
-            let head = raw.u64(o.task_signal).unwrap_or(0).wrapping_add(link(o.signal_thread_head));
-            let mut next = u64_at(signal, o.signal_thread_head as usize);
-            while let Some(node) = next.filter(|node| *node != head) {
-                let address = node.wrapping_sub(link(o.task_thread_node));
-                if raws.len() + others.len() >= MAX_TASKS {
-                    return Err(SweepError::Torn("the list of threads does not end"));
-                }
-                if address == raw.address {
-                    next = raw.u64(o.task_thread_node);
-                    continue;
-                }
-                if !seen.insert(address) {
-                    return Err(SweepError::Torn("a thread is in two lists"));
-                }
-                let other = fetch(address)?;
-                next = other.u64(o.task_thread_node);
-                others.push(other);
-            }
-        }
-        raws.append(&mut others);
-        Ok(raws)
+        self.describe(space, profile, places, facts?)?;
+        Ok(&mut self.tasks)
     }
 
-    /// Reads the tasks of the last sweep with few calls; most are still there.
-    fn read_known(&self, space: &Space<'_>, profile: &Profile) -> Result<BTreeMap<u64, Raw>, ReadError> {
-        let (start, length) = body(profile);
-        let places: Vec<(u64, usize)> = self
-            .known
-            .iter()
-            .flat_map(|&address| {
-                [
-                    (address.wrapping_add(u64::from(profile.offsets.task_flags)), 4),
-                    (address.wrapping_add(u64::from(start)), length as usize),
-                ]
-            })
-            .collect();
-        let read = space.gather(&places)?;
-        let raw = |(index, &address): (usize, &u64)| {
-            let flags = u32_at(read.get(2 * index)?, 0)?;
-            Some((address, Raw { address, flags, body: read.get(2 * index + 1)?.to_vec(), start }))
-        };
-        Ok(self.known.iter().enumerate().filter_map(raw).collect())
+    /// The tasks of the last sweep.
+    pub fn tasks(&mut self) -> &mut [Task] {
+        &mut self.tasks
     }
 
+    /// Describes what differs from the sweep before; the rest stays as it is.
     fn describe(
         &mut self,
         space: &Space<'_>,
         profile: &Profile,
         places: &Places,
-        raws: &[Raw],
-    ) -> Result<Vec<Task>, SweepError> {
-        let o = &profile.offsets;
-        let mms: Vec<u64> = raws.iter().map(|raw| raw.u64(o.task_mm).unwrap_or(0)).collect();
-        let files = gather_at(space, &mms, o.mm_exe_file, 8)?;
-        let files: Vec<u64> = (0..mms.len()).map(|at| files.u64(at, 0).unwrap_or(0)).collect();
-        let executables = self.executables(space, profile, places, &files)?;
-        // Credentials last, and threads' parents by one more read.
-        let creds: Vec<u64> = raws.iter().map(|raw| raw.u64(o.task_cred).unwrap_or(0)).collect();
-        let members = [
-            o.cred_uid,
-            o.cred_gid,
-            o.cred_suid,
-            o.cred_euid,
-            o.cred_fsuid,
-            o.cred_inheritable,
-            o.cred_permitted,
-            o.cred_effective,
-            o.cred_ambient,
-        ];
-        let cred_bytes = members.into_iter().max().unwrap_or(0) as usize + 8;
-        let fresh =
-            gather_at(space, &raws.iter().map(|raw| raw.address).collect::<Vec<_>>(), o.task_cred, 8)?;
-        let creds: Vec<(u64, usize)> = creds
-            .iter()
-            .enumerate()
-            .map(|(at, old)| (fresh.u64(at, 0).unwrap_or(*old), cred_bytes))
-            .collect();
-        let creds = space.gather(&creds)?;
-        let pids: BTreeMap<u64, i32> =
-            raws.iter().map(|raw| (raw.address, raw.u32(o.task_tgid).unwrap_or(0) as i32)).collect();
-        raws.iter()
-            .enumerate()
-            .map(|(at, raw)| {
-                let torn = SweepError::Torn("a task without credentials");
-                let cred = creds.get(at).ok_or(torn)?;
-                let id = |offset: u32| u32_at(cred, offset as usize).unwrap_or(0);
-                let set = |offset: u32| u64_at(cred, offset as usize).unwrap_or(0);
-                let mm = mms.get(at).copied().unwrap_or(0);
-                let kernel = raw.flags & KERNEL_THREAD != 0;
-                let life = match (mm, kernel) {
+        facts: Vec<Facts>,
+    ) -> Result<(), SweepError> {
+        // Where the list is as it was, so are the positions.
+        let same_list = facts.iter().map(|new| new.address).eq(self.facts.iter().map(|old| old.address));
+        let old: HashMap<u64, usize> = match same_list {
+            true => HashMap::new(),
+            false => self.facts.iter().enumerate().map(|(at, old)| (old.address, at)).collect(),
+        };
+        let position =
+            |at: usize, new: &Facts| if same_list { Some(at) } else { old.get(&new.address).copied() };
+        let mut groups: Option<HashMap<u64, u32>> = None;
+        let mut described = Vec::new();
+        for (at, new) in facts.iter().enumerate() {
+            let before = position(at, new).and_then(|at| Some((self.facts.get(at)?, self.tasks.get(at)?)));
+            if before.is_some_and(|(old, _)| old == new) {
+                continue;
+            }
+            let groups =
+                groups.get_or_insert_with(|| facts.iter().map(|one| (one.address, one.tgid)).collect());
+            let process = Process {
+                pid: new.pid as i32,
+                tgid: new.tgid as i32,
+                parent: groups.get(&new.parent).map_or(-1, |tgid| *tgid as i32),
+                start_ns: new.start,
+                name: name(&new.comm),
+                uids: new.cred.uids,
+                gid: new.cred.gid,
+                capabilities: new.cred.capabilities,
+                seccomp: new.seccomp,
+                life: match (new.mm, new.kernel) {
                     (0, true) => Life::KernelThread,
                     (0, false) => Life::NoMemory,
-                    _ => Life::Running(files.get(at).and_then(|file| executables.get(file)).cloned()),
-                };
-                let comm =
-                    raw.body.get((o.task_comm.saturating_sub(raw.start)) as usize..).unwrap_or_default();
-                let comm =
-                    comm.get(..16).unwrap_or_default().split(|&byte| byte == 0).next().unwrap_or_default();
-                let parent = raw.u64(o.task_parent).unwrap_or(0);
-                Ok(Task {
-                    address: raw.address,
-                    mm,
-                    nsproxy: raw.u64(o.task_nsproxy).unwrap_or(0),
-                    process: Process {
-                        pid: raw.u32(o.task_pid).unwrap_or(0) as i32,
-                        tgid: raw.u32(o.task_tgid).unwrap_or(0) as i32,
-                        parent: pids.get(&parent).copied().unwrap_or(-1),
-                        start_ns: raw.u64(o.task_start).unwrap_or(0),
-                        name: String::from_utf8_lossy(comm).into_owned(),
-                        uids: [id(o.cred_uid), id(o.cred_euid), id(o.cred_suid), id(o.cred_fsuid)],
-                        gid: id(o.cred_gid),
-                        capabilities: set(o.cred_inheritable)
-                            | set(o.cred_permitted)
-                            | set(o.cred_effective)
-                            | set(o.cred_ambient),
-                        seccomp: raw.u32(o.task_seccomp).unwrap_or(0),
-                        life,
-                        argv: Vec::new(),
-                    },
-                })
-            })
-            .collect()
-    }
-
-    /// What each open file is that a process runs from.
-    fn executables(
-        &mut self,
-        space: &Space<'_>,
-        profile: &Profile,
-        places: &Places,
-        files: &[u64],
-    ) -> Result<BTreeMap<u64, Executable>, SweepError> {
-        let o = &profile.offsets;
-        let files: Vec<u64> =
-            files.iter().copied().filter(|file| *file != 0).collect::<BTreeSet<_>>().into_iter().collect();
-        let length = o.file_mnt.max(o.file_dentry).max(o.file_inode) as usize + 8;
-        let read = space.gather(&files.iter().map(|file| (*file, length)).collect::<Vec<_>>())?;
-        let pointer = |at: usize, offset: u32| read.u64(at, offset as usize).unwrap_or(0);
-        let column = |offset: u32| (0..files.len()).map(|at| pointer(at, offset)).collect::<Vec<_>>();
-        let (mounts, dentries, inodes) = (column(o.file_mnt), column(o.file_dentry), column(o.file_inode));
-        let flags = gather_at(space, &mounts, o.vfsmount_flags, 4)?;
-        let owners = gather_at(space, &inodes, o.inode_sb, 8)?;
-        let supers: Vec<u64> = (0..files.len()).map(|at| owners.u64(at, 0).unwrap_or(0)).collect();
-        let iflags = gather_at(space, &supers, o.sb_iflags, 8)?;
-        let mut found = BTreeMap::new();
-        for (at, file) in files.iter().enumerate() {
-            let (Some(flags), Some(&super_block)) = (flags.get(at), supers.get(at)) else { continue };
-            let Some(iflags) = iflags.u64(at, 0) else { continue };
-            let (dentry, inode) =
-                (dentries.get(at).copied().unwrap_or(0), inodes.get(at).copied().unwrap_or(0));
-            let path = self.path(space, profile, dentry, inode)?;
-            let place = if super_block == places.root {
-                Place::Root
-            } else if super_block == places.workspace {
-                Place::Workspace
-            } else if super_block == places.initramfs {
-                Place::Initramfs
-            } else {
-                Place::Elsewhere(file_system(space, profile, super_block)?)
+                    _ => Life::Running(match &new.file {
+                        Some(file) => Some(self.files.describe(space, profile, places, file)?),
+                        None => None,
+                    }),
+                },
+                argv: Vec::new(),
             };
-            let noexec = u32_at(flags, 0).unwrap_or(0) & MOUNT_NOEXEC != 0 || iflags & SB_NOEXEC != 0;
-            found.insert(*file, Executable { path, place, noexec });
+            let named = before.is_some_and(|(old, task)| {
+                task.named && old.start == new.start && task.process.executable() == process.executable()
+            });
+            described.push((
+                at,
+                Task {
+                    address: new.address,
+                    mm: new.mm,
+                    process,
+                    nsproxy: new.nsproxy,
+                    user_namespace: new.cred.user_namespace,
+                    number: new.number,
+                    settled: false,
+                    named,
+                },
+            ));
         }
-        Ok(found)
-    }
-
-    /// The path of a file on its file system. Names of a file that runs hardly ever change, so they are kept.
-    fn path(
-        &mut self,
-        space: &Space<'_>,
-        profile: &Profile,
-        dentry: u64,
-        inode: u64,
-    ) -> Result<String, SweepError> {
-        if let Some(path) = self.paths.get(&(dentry, inode)) {
-            return Ok(path.clone());
+        // Nothing fails from here on, so the two lists stay one.
+        let mut before: Vec<Option<Task>> = std::mem::take(&mut self.tasks).into_iter().map(Some).collect();
+        let mut described = described.into_iter().peekable();
+        for (at, new) in facts.iter().enumerate() {
+            let task = match described.next_if(|(position, _)| *position == at) {
+                Some((_, task)) => Some(task),
+                None => position(at, new).and_then(|at| before.get_mut(at)?.take()),
+            };
+            self.tasks.extend(task);
         }
-        let path = path(space, profile, dentry)?;
-        if self.paths.len() >= MAX_TASKS {
-            self.paths.clear();
-        }
-        self.paths.insert((dentry, inode), path.clone());
-        Ok(path)
-    }
-}
-
-/// One task.
-fn one(space: &Space<'_>, profile: &Profile, address: u64) -> Result<Raw, SweepError> {
-    let (start, length) = body(profile);
-    let places = [
-        (address.wrapping_add(u64::from(profile.offsets.task_flags)), 4),
-        (address.wrapping_add(u64::from(start)), length as usize),
-    ];
-    let read = space.gather(&places)?;
-    match (read.get(0).and_then(|bytes| u32_at(bytes, 0)), read.get(1)) {
-        (Some(flags), Some(body)) => Ok(Raw { address, flags, body: body.to_vec(), start }),
-        _ => Err(SweepError::Torn("the list of tasks leads out of memory")),
+        self.facts = facts;
+        Ok(())
     }
 }
 
-/// The same member of many structures.
-pub(crate) fn gather_at(
-    space: &Space<'_>,
-    structures: &[u64],
-    offset: u32,
-    bytes: usize,
-) -> Result<Gathered, ReadError> {
-    let places: Vec<(u64, usize)> = structures
-        .iter()
-        // A null pointer leads nowhere, whatever is added to it.
-        .map(|&address| (if address == 0 { 0 } else { address.wrapping_add(u64::from(offset)) }, bytes))
-        .collect();
-    space.gather(&places)
-}
-
-/// The path of a directory entry, from its file system's root.
-pub(crate) fn path(space: &Space<'_>, profile: &Profile, mut dentry: u64) -> Result<String, SweepError> {
+/// What lies in the task itself.
+fn own(profile: &Profile, raws: &[Raw<'_>]) -> Vec<Facts> {
     let o = &profile.offsets;
-    let torn = |_| SweepError::Torn("a path leads out of memory");
-    let mut parts: Vec<String> = Vec::new();
-    for _ in 0..MAX_DEPTH {
-        let parent = space.u64(dentry.wrapping_add(u64::from(o.dentry_parent))).map_err(nowhere(torn))?;
-        if parent == dentry {
-            parts.reverse();
-            return Ok(format!("/{}", parts.join("/")));
+    let facts = |raw: &Raw<'_>| {
+        let mut comm = [0; 16];
+        let from = raw.body.get(o.task_comm.saturating_sub(raw.start) as usize..).unwrap_or_default();
+        comm.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+        Facts {
+            address: raw.address,
+            pid: raw.u32(o.task_pid),
+            tgid: raw.u32(o.task_tgid),
+            start: raw.u64(o.task_start),
+            comm,
+            parent: raw.u64(o.task_parent),
+            mm: raw.u64(o.task_mm),
+            nsproxy: raw.u64(o.task_nsproxy),
+            number: raw.u64(o.task_number),
+            seccomp: raw.u32(o.task_seccomp),
+            exec: raw.u64(o.task_exec_id),
+            kernel: false,
+            file: None,
+            cred: Cred::default(),
         }
-        let name = dentry.wrapping_add(u64::from(o.dentry_name));
-        let length =
-            space.u64(name.wrapping_add(u64::from(o.qstr_len))).map_err(nowhere(torn))? as u32 as usize;
-        let pointer = space.u64(name.wrapping_add(u64::from(o.qstr_name))).map_err(nowhere(torn))?;
-        if length > MAX_NAME {
-            return Err(SweepError::Torn("a name without end"));
-        }
-        let mut bytes = vec![0; length];
-        space.read(pointer, &mut bytes).map_err(nowhere(torn))?;
-        parts.push(String::from_utf8_lossy(&bytes).into_owned());
-        dentry = parent;
-    }
-    Err(SweepError::Torn("a path without end"))
+    };
+    raws.iter().map(facts).collect()
 }
 
-/// The type of a file system.
-pub(crate) fn file_system(
+/// What each task is: a part of the kernel, or which file it runs from. A task that has executed nothing since the sweep
+/// before, by its kernel's count, still has the memory and the file of then; they are read again in turn.
+fn origins(
     space: &Space<'_>,
     profile: &Profile,
-    super_block: u64,
-) -> Result<String, SweepError> {
+    facts: &mut [Facts],
+    before: &[Facts],
+    (files, small, sweep): (&mut Files, &mut Gathered, u64),
+) -> Result<(), SweepError> {
     let o = &profile.offsets;
-    let torn = |_| SweepError::Torn("a file system without a type");
-    let kind = space.u64(super_block.wrapping_add(u64::from(o.sb_type))).map_err(nowhere(torn))?;
-    let name = space.u64(kind.wrapping_add(u64::from(o.fs_name))).map_err(nowhere(torn))?;
-    text(space, name, 32).map_err(nowhere(torn))
+    let mut old: Option<HashMap<u64, &Facts>> = None;
+    let mut fresh = Vec::new();
+    for (at, new) in facts.iter_mut().enumerate() {
+        let here = before.get(at).filter(|old| old.address == new.address);
+        let known = here.or_else(|| {
+            let old = old.get_or_insert_with(|| before.iter().map(|old| (old.address, old)).collect());
+            old.get(&new.address).copied()
+        });
+        let same = known.filter(|old| (old.start, old.exec, old.mm) == (new.start, new.exec, new.mm));
+        match same.filter(|_| !(at as u64).wrapping_add(sweep).is_multiple_of(FILE_PASS)) {
+            Some(old) => (new.kernel, new.file) = (old.kernel, old.file.clone()),
+            None => fresh.push(at),
+        }
+    }
+    // A task that has memory is no part of the kernel, whatever its flags say.
+    let place = |new: &Facts| match new.mm {
+        0 => (new.address.wrapping_add(u64::from(o.task_flags)), 4),
+        mm => (mm.wrapping_add(u64::from(o.mm_exe_file)), 8),
+    };
+    space.gather_again(fresh.iter().filter_map(|at| facts.get(*at)).map(place), small)?;
+    let opened = |index: usize, new: &Facts| if new.mm == 0 { 0 } else { small.u64(index, 0).unwrap_or(0) };
+    let opened: Vec<u64> = fresh
+        .iter()
+        .enumerate()
+        .map(|(index, at)| facts.get(*at).map_or(0, |new| opened(index, new)))
+        .collect();
+    let found = files.read(space, profile, &opened)?;
+    for (index, at) in fresh.iter().enumerate() {
+        let Some(new) = facts.get_mut(*at) else { continue };
+        let flags = small.get(index).and_then(|bytes| u32_at(bytes, 0)).unwrap_or(0);
+        new.kernel = new.mm == 0 && flags & KERNEL_THREAD != 0;
+        new.file = opened.get(index).and_then(|file| found.get(file)).cloned();
+    }
+    Ok(())
+}
+
+/// Whose each task is. Always read: who has another user by a changed credential has a changed credential alone.
+fn credentials(
+    space: &Space<'_>,
+    profile: &Profile,
+    raws: &[Raw<'_>],
+    facts: &mut [Facts],
+    small: &mut Gathered,
+) -> Result<(), SweepError> {
+    let o = &profile.offsets;
+    let ids = [o.cred_uid, o.cred_gid, o.cred_suid, o.cred_euid, o.cred_fsuid];
+    let sets = [o.cred_inheritable, o.cred_permitted, o.cred_effective, o.cred_ambient, o.cred_user_ns];
+    let bytes = ids.into_iter().chain(sets).max().unwrap_or(0) as usize + 8;
+    space.gather_near(raws.iter().map(|raw| (raw.u64(o.task_cred), bytes)), small)?;
+    for (at, new) in facts.iter_mut().enumerate() {
+        new.cred = cred(small.get(at).ok_or(SweepError::Torn("a task without credentials"))?, profile);
+    }
+    Ok(())
+}
+
+fn name(comm: &[u8; 16]) -> String {
+    let end = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
+    String::from_utf8_lossy(comm.get(..end).unwrap_or_default()).into_owned()
+}
+
+fn cred(bytes: &[u8], profile: &Profile) -> Cred {
+    let o = &profile.offsets;
+    let id = |offset: u32| u32_at(bytes, offset as usize).unwrap_or(0);
+    let set = |offset: u32| u64_at(bytes, offset as usize).unwrap_or(0);
+    Cred {
+        uids: [id(o.cred_uid), id(o.cred_euid), id(o.cred_suid), id(o.cred_fsuid)],
+        gid: id(o.cred_gid),
+        capabilities: set(o.cred_inheritable)
+            | set(o.cred_permitted)
+            | set(o.cred_effective)
+            | set(o.cred_ambient),
+        user_namespace: set(o.cred_user_ns),
+    }
+}
+
+/// Where the bytes of a task are: among those of the known ones, or among what was fetched on the way.
+#[derive(Clone, Copy)]
+enum Found {
+    Known(usize),
+    Fetched(usize),
+}
+
+/// One walk along the lists of tasks and threads.
+struct Walk<'a> {
+    space: &'a Space<'a>,
+    profile: &'a Profile,
+    layout: Layout,
+    known: &'a [Task],
+    bodies: &'a Gathered,
+    /// Positions of the known ones, made when the order is not that of the sweep before.
+    positions: Option<HashMap<u64, usize>>,
+    fetched: Vec<(u64, Vec<u8>)>,
+    order: Vec<Found>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(
+        space: &'a Space<'a>,
+        profile: &'a Profile,
+        layout: Layout,
+        known: &'a [Task],
+        bodies: &'a Gathered,
+    ) -> Walk<'a> {
+        Walk {
+            space,
+            profile,
+            layout,
+            known,
+            bodies,
+            positions: None,
+            fetched: Vec::new(),
+            order: Vec::with_capacity(known.len() + 16),
+        }
+    }
+
+    fn raw(&self, found: Found) -> Option<Raw<'_>> {
+        let (address, body) = match found {
+            Found::Known(at) => (self.known.get(at)?.address, self.bodies.get(at)?),
+            Found::Fetched(at) => self.fetched.get(at).map(|(address, body)| (*address, body.as_slice()))?,
+        };
+        Some(Raw { address, body, start: self.layout.start })
+    }
+
+    /// Takes the task at this address as the next one.
+    fn take(&mut self, address: u64) -> Result<(), SweepError> {
+        if self.order.len() >= MAX_TASKS {
+            return Err(SweepError::Torn("the list of tasks does not end"));
+        }
+        let expected = match self.order.last() {
+            Some(Found::Known(at)) => at + 1,
+            _ => 0,
+        };
+        let known = match self.known.get(expected).is_some_and(|task| task.address == address) {
+            true => Some(expected),
+            false => {
+                let known = self.known;
+                let positions = self.positions.get_or_insert_with(|| {
+                    known.iter().enumerate().map(|(at, task)| (task.address, at)).collect()
+                });
+                positions.get(&address).copied()
+            }
+        };
+        if let Some(at) = known.filter(|at| self.bodies.get(*at).is_some()) {
+            self.order.push(Found::Known(at));
+            return Ok(());
+        }
+        let (place, bytes) = self.layout.place(address);
+        let mut body = vec![0; bytes];
+        self.space
+            .read(place, &mut body)
+            .map_err(nowhere(|_| SweepError::Torn("the list of tasks leads out of memory")))?;
+        self.order.push(Found::Fetched(self.fetched.len()));
+        self.fetched.push((address, body));
+        Ok(())
+    }
+
+    /// A list's node in the task that was taken last.
+    fn node(&self, offset: u32) -> (u64, u64) {
+        self.order.last().and_then(|found| self.raw(*found)).map_or((0, 0), |raw| raw.node(offset))
+    }
+
+    /// Thread groups, and the threads of those that have more than one.
+    fn all(&mut self) -> Result<(), SweepError> {
+        let tasks = self.profile.offsets.task_tasks;
+        let init = self.space.at(self.profile.symbols.init_task, self.profile.symbols.text);
+        let mut leader = init;
+        let mut before = 0;
+        loop {
+            self.take(leader)?;
+            let (next, back) = self.node(tasks);
+            if leader != init && back != before {
+                return Err(SweepError::Torn("the list of tasks changed"));
+            }
+            before = leader.wrapping_add(u64::from(tasks));
+            if leader != init {
+                self.threads(leader)?;
+            }
+            leader = next.wrapping_sub(u64::from(tasks));
+            if leader == init {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The other threads of the group whose leader was taken last. The list goes through the group's own structure.
+    fn threads(&mut self, leader: u64) -> Result<(), SweepError> {
+        const CHANGED: SweepError = SweepError::Torn("the list of threads changed");
+        let o = &self.profile.offsets;
+        let (link, head) = (o.task_thread_node, u64::from(o.signal_thread_head));
+        let own = leader.wrapping_add(u64::from(link));
+        let Some(raw) = self.order.last().and_then(|found| self.raw(*found)) else { return Ok(()) };
+        let head = raw.u64(o.task_signal).wrapping_add(head);
+        let (mut node, back) = raw.node(link);
+        if node == back && node == head {
+            return Ok(());
+        }
+        let mut before = own;
+        let mut through = false;
+        while node != own {
+            let (next, back) = if node == head && !through {
+                through = true;
+                let mut bytes = [0; 16];
+                self.space.read(head, &mut bytes).map_err(nowhere(|_| CHANGED))?;
+                (u64_at(&bytes, 0).unwrap_or(0), u64_at(&bytes, 8).unwrap_or(0))
+            } else {
+                self.take(node.wrapping_sub(u64::from(link)))?;
+                self.node(link)
+            };
+            if back != before {
+                return Err(CHANGED);
+            }
+            before = node;
+            node = next;
+        }
+        Ok(())
+    }
 }
 
 /// A string of at most so many bytes.
-pub(crate) fn text(space: &Space<'_>, address: u64, most: usize) -> Result<String, ReadError> {
+pub(super) fn text(space: &Space<'_>, address: u64, most: usize) -> Result<String, ReadError> {
     let mut bytes = vec![0; most];
     space.read(address, &mut bytes)?;
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(most);
@@ -435,34 +556,9 @@ pub(crate) fn text(space: &Space<'_>, address: u64, most: usize) -> Result<Strin
 }
 
 /// An address that leads nowhere is torn; anything else is what it is.
-pub(crate) fn nowhere(torn: impl Fn(u64) -> SweepError) -> impl Fn(ReadError) -> SweepError {
+pub(super) fn nowhere(torn: impl Fn(u64) -> SweepError) -> impl Fn(ReadError) -> SweepError {
     move |error| match error {
         ReadError::Nowhere(address) => torn(address),
         error => error.into(),
-    }
-}
-
-/// The arguments of a process as they stand in its memory: at most `most` bytes of them.
-pub(crate) fn arguments(
-    space: &Space<'_>,
-    profile: &Profile,
-    mm: u64,
-    most: usize,
-) -> Result<Vec<String>, ReadError> {
-    let o = &profile.offsets;
-    let member = |offset: u32| space.u64(mm.wrapping_add(u64::from(offset)));
-    let found = (|| {
-        let (start, end) = (member(o.mm_arg_start)?, member(o.mm_arg_end)?);
-        let tables = space.physical(member(o.mm_pgd)?)?;
-        let length = usize::try_from(end.saturating_sub(start)).unwrap_or(most).min(most);
-        space.user(tables, start, length)
-    })();
-    match found {
-        Ok(bytes) => {
-            let words = bytes.strip_suffix(b"\0").unwrap_or(&bytes).split(|&byte| byte == 0);
-            Ok(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
-        }
-        Err(ReadError::Nowhere(_)) => Ok(Vec::new()),
-        Err(error) => Err(error),
     }
 }

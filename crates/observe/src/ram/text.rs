@@ -1,6 +1,12 @@
 //! The kernel's text, read-only data and tables: what it is now against what it was at ready.
 //!
-//! A fingerprint of each window is kept, not the bytes: a copy would be 23 MB for each run. The
+//! The memory of a clone is a private mapping of its template's file. The host's kernel gives the VMM a page of its own at
+//! the first write to it, and says of which pages it has one. So where the image was never written to is known
+//! without reading it, for all of it within [`PASS`] looks. What became the VMM's own since it was last asked is read at
+//! once, what was its own before within [`PASS`] looks, and so that nothing rests on this account alone, a little of the
+//! rest too. A machine that was booted has all of its memory of its own, and so has any where the host does not tell.
+//!
+//! A fingerprint of each page is kept, not the bytes: a copy would be 23 MB for each run. The
 //! fingerprint is NH, the universal hash of UMAC (RFC 4418, 5.2), under a key that is drawn for
 //! the run and never leaves this process: two windows that differ have the same one with a
 //! probability of 2^-32, whatever the differences are, as long as nobody knows the key.
@@ -14,19 +20,30 @@
 //! |---|---|
 //! | jump entry | the no-op of its length, or the jump to its target |
 //! | static call | call or jump to the start of a function, a no-op, `xor eax,eax`, or a return |
-//! | either, while it is changed | a breakpoint in place of its first byte, for one look |
+//! | either, while it is changed | a breakpoint in place of its first byte, for a second |
 //!
 //! Alternatives, paravirtual calls and function tracing change text as well, at boot; what
 //! they do later is a change like any other.
 
 use super::memory::ReadError;
 use super::space::Space;
-use crate::kernel::Profile;
+use crate::kernel::{Profile, Symbols};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// Bytes of one window: short enough that a look can stop between two.
-const WINDOW: usize = 64 << 10;
+/// Bytes of one window: a page, since that is what the host's kernel knows of being written.
+const WINDOW: usize = 4096;
+/// Windows that are read with one call at most.
+const RUN: usize = 16;
+/// Looks in which all of the image that the VMM has pages of its own of is read once: 200 ms at the cadence of runs.
+pub const PASS: usize = 4;
+/// Bytes of the other pages, which are unchanged by the host's own account, that a look reads nevertheless.
+const DISTRUST: usize = 64 << 10;
 /// Longest instruction that is switched.
 const SITE: usize = 5;
+/// Looks for which a site may hold a breakpoint: a second. The guest switches it in microseconds, but a host that is busy
+/// may stop the guest in between.
+const CHANGE_PATIENCE: u64 = 20;
 
 /// What a range holds, for the reason that its change gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +75,9 @@ struct Window {
     bytes: usize,
     fingerprint: u64,
     /// Positions in `Guard::sites`.
-    sites: std::ops::Range<usize>,
+    sites: Range<usize>,
+    /// Whether the VMM had a page of its own there when it was last asked.
+    own: bool,
 }
 
 /// A place that the kernel changes itself.
@@ -76,18 +95,22 @@ struct Site {
 pub struct Guard {
     key: Vec<u32>,
     windows: Vec<Window>,
-    /// Windows that every look reads, by position: tables, and where system calls enter.
-    hot: Vec<usize>,
+    /// So many at the start are read by every look: tables, and where system calls enter.
+    hot: usize,
     sites: Vec<Site>,
-    next: usize,
     buffer: Vec<u8>,
-    passes: u64,
-    /// Sites that held a breakpoint when they were last looked at.
-    in_change: Vec<u32>,
+    /// The next window of the VMM's own pages, and of the others.
+    next_own: usize,
+    next_other: usize,
+    /// The part of the image of which the next look asks which pages are the VMM's own.
+    next_part: usize,
+    looks: u64,
+    /// Sites that held a breakpoint, and since which look.
+    in_change: BTreeMap<u32, u64>,
 }
 
 impl Guard {
-    /// Takes the state to compare with. `key` is random, and for this run alone.
+    /// Takes the state to compare with. `seed` is random, and for this run alone.
     ///
     /// # Errors
     /// Memory can't be read.
@@ -95,44 +118,57 @@ impl Guard {
         let symbols = &profile.symbols;
         let sites = sites(space, profile)?;
         let mut windows = Vec::new();
-        let tables = [
+        let entry = symbols.entry_syscall & !0xfff;
+        let parts = [
             (Part::Table, symbols.sys_call_table, symbols.sys_call_table.saturating_add(512 * 8)),
             (Part::Table, symbols.idt_table, symbols.idt_table.saturating_add(4096)),
-        ];
-        let entry = symbols.entry_syscall & !0xfff;
-        let rest = [
             (Part::Text, entry, entry.saturating_add(4096).min(symbols.etext)),
             (Part::Text, symbols.stext, symbols.etext),
             (Part::ReadOnly, symbols.start_rodata, symbols.end_rodata),
         ];
-        for (part, start, end) in tables.into_iter().chain(rest) {
+        let mut hot = 0;
+        for (index, (part, start, end)) in parts.into_iter().enumerate() {
             let mut address = start;
             while address < end {
-                let bytes = (end - address).min(WINDOW as u64) as usize;
+                let bytes = (end - address).min(WINDOW as u64 - address % WINDOW as u64) as usize;
                 let inside = address.wrapping_sub(symbols.text);
                 let first = sites.partition_point(|site| u64::from(site.at) + site.length as u64 <= inside);
                 let last = sites.partition_point(|site| u64::from(site.at) < inside + bytes as u64);
                 let sites = if part == Part::Text { first..last.max(first) } else { 0..0 };
-                windows.push(Window { part, address, bytes, fingerprint: 0, sites });
+                windows.push(Window { part, address, bytes, fingerprint: 0, sites, own: true });
                 address += bytes as u64;
+            }
+            if index < 3 {
+                hot = windows.len();
             }
         }
         let key = blake3::Hasher::new_keyed(&seed).finalize_xof();
         let mut guard = Guard {
             key: expand(key),
-            hot: (0..3).collect(),
+            hot,
             windows,
             sites,
-            next: 3,
             buffer: Vec::new(),
-            passes: 0,
-            in_change: Vec::new(),
+            next_own: hot,
+            next_other: hot,
+            next_part: 0,
+            looks: 0,
+            in_change: BTreeMap::new(),
         };
-        for at in 0..guard.windows.len() {
-            let fingerprint = guard.fingerprint(space, symbols.text, at)?;
-            if let Some(window) = guard.windows.get_mut(at) {
-                window.fingerprint = fingerprint;
+        let mut at = 0;
+        while at < guard.windows.len() {
+            let run = guard.run(at, |_| true);
+            guard.fetch(space, symbols.text, &run)?;
+            guard.blank(symbols.text, &run);
+            for (at, fingerprint) in run.clone().zip(guard.fingerprints(&run)) {
+                if let Some(window) = guard.windows.get_mut(at) {
+                    window.fingerprint = fingerprint;
+                }
             }
+            at = run.end;
+        }
+        for _ in 0..PASS {
+            guard.ask(space, symbols);
         }
         Ok(guard)
     }
@@ -142,110 +178,190 @@ impl Guard {
         self.windows.iter().map(|window| window.bytes).sum()
     }
 
-    /// Whole passes so far.
-    pub fn passes(&self) -> u64 {
-        self.passes
+    /// Bytes of them that lie in pages which the VMM has of its own: all, where the host does not tell.
+    pub fn own_bytes(&self) -> usize {
+        self.windows.iter().filter(|window| window.own).map(|window| window.bytes).sum()
     }
 
-    /// Reads the hot windows and the next `bytes` of the others; gives what has changed.
+    /// Reads what is hot, what the VMM has written to since the last look, and a part of the rest; gives what has changed.
     ///
     /// # Errors
     /// Memory can't be read.
-    pub fn look(
+    pub fn look(&mut self, space: &Space<'_>, profile: &Profile) -> Result<Vec<Change>, ReadError> {
+        let mut changes = Vec::new();
+        self.looks += 1;
+        let mut fresh = self.ask(space, &profile.symbols);
+        fresh.extend(0..self.hot);
+        fresh.sort_unstable();
+        let mut rest = fresh.as_slice();
+        while let Some(first) = rest.first() {
+            let run = self.run(*first, |at| rest.binary_search(&at).is_ok());
+            let (_, behind) = rest.split_at(rest.partition_point(|at| *at < run.end));
+            rest = behind;
+            self.compare(space, profile, &run, &mut changes)?;
+        }
+        let part = self.own_bytes().div_ceil(PASS);
+        self.next_own = self.pass(space, profile, (true, self.next_own, part), &mut changes)?;
+        self.next_other = self.pass(space, profile, (false, self.next_other, DISTRUST), &mut changes)?;
+        // What is new may have had its turn as well.
+        changes.sort_by_key(|change| change.address);
+        changes.dedup();
+        Ok(changes)
+    }
+
+    /// Compares the next windows of one kind; gives where the next pass goes on.
+    fn pass(
         &mut self,
         space: &Space<'_>,
         profile: &Profile,
-        bytes: usize,
-    ) -> Result<Vec<Change>, ReadError> {
-        let mut changes = Vec::new();
-        for at in self.hot.clone() {
-            self.compare(space, profile, at, &mut changes)?;
-        }
-        let (mut done, mut left) = (0, self.windows.len().saturating_sub(self.hot.len()));
-        while done < bytes && left > 0 {
-            left -= 1;
-            let at = self.next;
-            done += self.windows.get(at).map_or(1, |window| window.bytes);
-            self.compare(space, profile, at, &mut changes)?;
-            self.next += 1;
-            if self.next >= self.windows.len() {
-                self.next = self.hot.len();
-                self.passes += 1;
+        (own, mut at, bytes): (bool, usize, usize),
+        changes: &mut Vec<Change>,
+    ) -> Result<usize, ReadError> {
+        let (mut done, mut skipped) = (0, 0);
+        while done < bytes && skipped < self.windows.len() {
+            if at >= self.windows.len() {
+                at = self.hot;
             }
+            if self.windows.get(at).is_none_or(|window| window.own != own) {
+                (at, skipped) = (at + 1, skipped + 1);
+                continue;
+            }
+            let run = self.run(at, |at| self.windows.get(at).is_some_and(|window| window.own == own));
+            self.compare(space, profile, &run, changes)?;
+            done += run.len() * WINDOW;
+            skipped += run.len();
+            at = run.end;
         }
-        Ok(changes)
+        Ok(at)
+    }
+
+    /// Windows from this one on that follow each other in memory and fit.
+    fn run(&self, first: usize, fits: impl Fn(usize) -> bool) -> Range<usize> {
+        let mut end = first + 1;
+        while end - first < RUN
+            && let (Some(last), Some(next)) = (self.windows.get(end - 1), self.windows.get(end))
+            && last.address + last.bytes as u64 == next.address
+            && last.part == next.part
+            && fits(end)
+        {
+            end += 1;
+        }
+        first..end.min(self.windows.len().max(first))
+    }
+
+    /// Asks the host of the next part of the image which pages the VMM has of its own, since its kernel has to look at each;
+    /// gives the windows that are new among them.
+    fn ask(&mut self, space: &Space<'_>, symbols: &Symbols) -> Vec<usize> {
+        let count = self.windows.len().saturating_sub(self.hot).div_ceil(PASS).max(1);
+        let start = self.hot + self.next_part * count;
+        self.next_part = (self.next_part + 1) % PASS;
+        let end = self.windows.len().min(start + count);
+        let windows = self.windows.get_mut(start..end).unwrap_or_default();
+        let (Some(first), Some(last)) = (windows.first(), windows.last()) else { return Vec::new() };
+        let page = |address: u64| address / WINDOW as u64;
+        let first = page(first.address);
+        let pages = (page(last.address).saturating_sub(first) + 1) as usize;
+        let own = space.own_pages(space.at(first * WINDOW as u64, symbols.text), pages);
+        let mut fresh = Vec::new();
+        for (at, window) in windows.iter_mut().enumerate() {
+            let page = page(window.address).saturating_sub(first) as usize;
+            let is_own = own.as_ref().is_none_or(|own| own.get(page).copied().unwrap_or(true));
+            if is_own && !window.own {
+                fresh.push(start + at);
+            }
+            window.own = is_own;
+        }
+        fresh
     }
 
     fn compare(
         &mut self,
         space: &Space<'_>,
         profile: &Profile,
-        at: usize,
+        run: &Range<usize>,
         changes: &mut Vec<Change>,
     ) -> Result<(), ReadError> {
-        let now = self.fingerprint(space, profile.symbols.text, at)?;
-        let Some(window) = self.windows.get(at) else { return Ok(()) };
-        if now != window.fingerprint {
+        self.fetch(space, profile.symbols.text, run)?;
+        self.judge_sites(profile, run, changes);
+        self.blank(profile.symbols.text, run);
+        for (at, now) in run.clone().zip(self.fingerprints(run)) {
+            let Some(window) = self.windows.get(at).filter(|window| window.fingerprint != now) else {
+                continue;
+            };
             let detail = format!("{} bytes from {:#x} are not what they were", window.bytes, window.address);
             changes.push(Change { part: window.part, address: window.address, detail });
         }
-        let inside = window.address.wrapping_sub(profile.symbols.text);
-        let mut in_change = Vec::new();
-        for site in self.sites.get(window.sites.clone()).unwrap_or_default() {
+        Ok(())
+    }
+
+    fn judge_sites(&mut self, profile: &Profile, run: &Range<usize>, changes: &mut Vec<Change>) {
+        for (site, place) in self.sites_of(profile.symbols.text, run) {
             // One that begins in the window before was judged there.
-            let Some(start) = u64::from(site.at).checked_sub(inside) else { continue };
-            let Some(bytes) = self.buffer.get(start as usize..).and_then(|rest| rest.get(..site.length))
+            let Some(bytes) =
+                usize::try_from(place).ok().and_then(|at| self.buffer.get(at..)?.get(..site.length))
             else {
                 continue;
             };
             let mut held = [0; SITE];
             held.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-            match judge(site, held, profile) {
-                Held::Legal => {}
-                Held::Changing if !self.in_change.contains(&site.at) => in_change.push(site.at),
-                Held::Changing | Held::Illegal => {
-                    let address = profile.symbols.text.wrapping_add(u64::from(site.at));
-                    let detail =
-                        format!("{:02x?} at {address:#x}", &held.get(..site.length).unwrap_or_default());
-                    changes.push(Change { part: Part::Text, address, detail });
+            let bad = match judge(&site, held, profile) {
+                Held::Legal => {
+                    self.in_change.remove(&site.at);
+                    false
                 }
+                Held::Changing => {
+                    let since = *self.in_change.entry(site.at).or_insert(self.looks);
+                    self.looks.saturating_sub(since) >= CHANGE_PATIENCE
+                }
+                Held::Illegal => true,
+            };
+            if bad {
+                let address = profile.symbols.text.wrapping_add(u64::from(site.at));
+                let detail = format!("{:02x?} at {address:#x}", &held.get(..site.length).unwrap_or_default());
+                changes.push(Change { part: Part::Text, address, detail });
             }
         }
-        let sites =
-            window.address.wrapping_sub(profile.symbols.text)..inside.wrapping_add(window.bytes as u64);
-        self.in_change.retain(|at| !sites.contains(&u64::from(*at)));
-        self.in_change.append(&mut in_change);
-        Ok(())
     }
 
-    /// Reads a window into the buffer, with a few bytes of the next, and digests it without its sites.
-    fn fingerprint(&mut self, space: &Space<'_>, text: u64, at: usize) -> Result<u64, ReadError> {
-        let Some(window) = self.windows.get(at) else { return Ok(0) };
+    /// The sites of a run of windows, each with its place in the buffer, before it where it begins before.
+    fn sites_of(&self, text: u64, run: &Range<usize>) -> Vec<(Site, i64)> {
+        let windows = self.windows.get(run.clone()).unwrap_or_default();
+        let (Some(first), Some(last)) = (windows.first(), windows.last()) else { return Vec::new() };
+        let inside = first.address.wrapping_sub(text) as i64;
+        let sites = self.sites.get(first.sites.start..last.sites.end).unwrap_or_default();
+        sites.iter().map(|site| (*site, i64::from(site.at) - inside)).collect()
+    }
+
+    /// Reads a run of windows into the buffer, with a few bytes of the next.
+    fn fetch(&mut self, space: &Space<'_>, text: u64, run: &Range<usize>) -> Result<(), ReadError> {
+        let windows = self.windows.get(run.clone()).unwrap_or_default();
+        let Some(first) = windows.first() else { return Ok(()) };
         // A site may reach over the window's end; so far the image always goes on there.
-        let more = if window.part == Part::Text { SITE } else { 0 };
-        self.buffer.resize(window.bytes + more, 0);
-        space.read(space.at(window.address, text), &mut self.buffer)?;
-        let inside = window.address.wrapping_sub(text);
-        let mut blanks = Vec::new();
-        for site in self.sites.get(window.sites.clone()).unwrap_or_default() {
-            let start = i64::from(site.at) - inside as i64;
-            let range =
-                (start.max(0) as usize)..((start + site.length as i64).max(0) as usize).min(window.bytes);
-            if let Some(bytes) = self.buffer.get_mut(range.clone()) {
-                let mut held = [0; SITE];
-                held.iter_mut().zip(bytes.iter()).for_each(|(to, from)| *to = *from);
-                blanks.push((range, held));
+        let more = if first.part == Part::Text { SITE } else { 0 };
+        self.buffer.resize(windows.iter().map(|window| window.bytes).sum::<usize>() + more, 0);
+        space.read(space.at(first.address, text), &mut self.buffer)
+    }
+
+    /// Takes the sites out of the buffer.
+    fn blank(&mut self, text: u64, run: &Range<usize>) {
+        for (site, place) in self.sites_of(text, run) {
+            let (start, end) = (place.max(0), place.saturating_add(site.length as i64).max(0));
+            let end = (end as usize).min(self.buffer.len());
+            if let Some(bytes) = self.buffer.get_mut(start as usize..end) {
                 bytes.fill(0);
             }
         }
-        let digest = nh(&self.key, self.buffer.get(..window.bytes).unwrap_or_default());
-        // The judgement of the sites needs them back.
-        for (range, held) in blanks {
-            if let Some(bytes) = self.buffer.get_mut(range) {
-                bytes.iter_mut().zip(held).for_each(|(to, from)| *to = from);
-            }
-        }
-        Ok(digest)
+    }
+
+    fn fingerprints(&self, run: &Range<usize>) -> Vec<u64> {
+        let mut rest = self.buffer.as_slice();
+        let windows = self.windows.get(run.clone()).unwrap_or_default();
+        let fingerprint = |window: &Window| {
+            let (bytes, behind) = rest.split_at_checked(window.bytes).unwrap_or_default();
+            rest = behind;
+            nh(&self.key, bytes)
+        };
+        windows.iter().map(fingerprint).collect()
     }
 }
 
@@ -291,7 +407,7 @@ fn sites(space: &Space<'_>, profile: &Profile) -> Result<Vec<Site>, ReadError> {
         sites.iter().map(|(at, _)| (space.mapping().text.wrapping_add(u64::from(*at)), 1)).collect();
     let mut found = Vec::with_capacity(sites.len());
     for (sites, places) in sites.chunks(1024).zip(places.chunks(1024)) {
-        let read = space.gather(places)?;
+        let read = space.gather(places.iter().copied())?;
         for (at, (site, target)) in sites.iter().enumerate() {
             let first = read.get(at).and_then(|bytes| bytes.first().copied()).unwrap_or(0);
             // A branch is switched with two bytes where its target is near.

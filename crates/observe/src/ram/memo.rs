@@ -1,0 +1,73 @@
+//! A walk that is not walked again while every byte that it read is the same.
+//!
+//! What a walk gives is a function of what it read, page tables included. So its result stands
+//! for as long as a second reading of the same bytes, with few calls of the host's kernel, finds
+//! them as they were.
+
+use super::memory::ReadError;
+use super::space::{Space, merge};
+use super::tasks::SweepError;
+use hotcell_sys::host::Range;
+
+/// The result of a walk, and all that it rests on.
+#[derive(Debug)]
+pub(super) struct Memo<T> {
+    value: Option<T>,
+    /// What is read again, and where in it each of the bytes that count begins.
+    ranges: Vec<Range>,
+    places: Vec<(usize, usize)>,
+    /// Those bytes, one place after another.
+    held: Vec<u8>,
+    now: Vec<u8>,
+}
+
+impl<T> Default for Memo<T> {
+    fn default() -> Memo<T> {
+        Memo { value: None, ranges: Vec::new(), places: Vec::new(), held: Vec::new(), now: Vec::new() }
+    }
+}
+
+impl<T: Clone> Memo<T> {
+    /// The result as of now.
+    ///
+    /// # Errors
+    /// Those of the walk, or the host can't read.
+    pub(super) fn get(
+        &mut self,
+        space: &Space<'_>,
+        walk: impl FnOnce(&Space<'_>) -> Result<T, SweepError>,
+    ) -> Result<T, SweepError> {
+        if let Some(value) = self.value.take()
+            && self.is_unchanged(space)?
+        {
+            self.value = Some(value.clone());
+            return Ok(value);
+        }
+        let logging = space.logging();
+        let value = walk(&logging)?;
+        let log = logging.into_log();
+        if !log.moved {
+            let ranges: Vec<Range> =
+                log.reads.keys().map(|&(address, bytes)| Range { address, bytes }).collect();
+            let starts = merge(&ranges, &mut self.ranges);
+            self.places = starts.into_iter().zip(ranges.iter().map(|range| range.bytes)).collect();
+            self.held = log.reads.into_values().flatten().collect();
+            self.value = Some(value.clone());
+        }
+        Ok(value)
+    }
+
+    fn is_unchanged(&mut self, space: &Space<'_>) -> Result<bool, ReadError> {
+        self.now.resize(self.ranges.iter().map(|range| range.bytes).sum(), 0);
+        space.fetch(&self.ranges, &mut self.now)?;
+        let mut held = self.held.as_slice();
+        for &(start, bytes) in &self.places {
+            let (before, rest) = held.split_at_checked(bytes).unwrap_or_default();
+            held = rest;
+            if !self.now.get(start..).is_some_and(|now| now.starts_with(before)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
