@@ -11,8 +11,6 @@ use rustix::io::{Errno, read, write};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-const SCRATCH: usize = if READ_BYTES > STREAM_CHUNK { READ_BYTES } else { STREAM_CHUNK };
-
 /// What reading gave.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Input {
@@ -60,7 +58,7 @@ impl Channel {
             spoken: false,
             absent: None,
             gone: false,
-            scratch: vec![0; SCRATCH],
+            scratch: vec![0; STREAM_CHUNK],
         }
     }
 
@@ -165,32 +163,37 @@ impl Channel {
         Ok(())
     }
 
-    /// Reads once into the reader.
+    /// Reads what is there into the reader, up to a bound.
     pub(crate) fn fill(&mut self, now: Instant) -> Result<Input, Errno> {
-        match read(&self.port, self.scratch.get_mut(..READ_BYTES).unwrap_or_default()) {
-            Ok(0) if self.spoken => {
-                self.readable = false;
-                self.gone = now.saturating_duration_since(*self.absent.get_or_insert(now)) >= ABSENCE;
-                Ok(if self.gone { Input::Gone } else { Input::Nothing })
+        let mut taken = 0;
+        while taken < READ_BYTES {
+            match read(&self.port, self.scratch.as_mut_slice()) {
+                Ok(0) if taken > 0 => break,
+                Ok(0) if self.spoken => {
+                    self.readable = false;
+                    self.gone = now.saturating_duration_since(*self.absent.get_or_insert(now)) >= ABSENCE;
+                    return Ok(if self.gone { Input::Gone } else { Input::Nothing });
+                }
+                Ok(0) => {
+                    self.readable = false;
+                    break;
+                }
+                Err(Errno::AGAIN) => {
+                    self.readable = false;
+                    self.absent = None;
+                    break;
+                }
+                Ok(count) => {
+                    self.spoken = true;
+                    self.absent = None;
+                    self.reader.push(self.scratch.get(..count).unwrap_or_default());
+                    taken += count;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
             }
-            Ok(0) => {
-                self.readable = false;
-                Ok(Input::Nothing)
-            }
-            Err(Errno::AGAIN) => {
-                self.readable = false;
-                self.absent = None;
-                Ok(Input::Nothing)
-            }
-            Ok(count) => {
-                self.spoken = true;
-                self.absent = None;
-                self.reader.push(self.scratch.get(..count).unwrap_or_default());
-                Ok(Input::Bytes)
-            }
-            Err(Errno::INTR) => Ok(Input::Nothing),
-            Err(error) => Err(error),
         }
+        Ok(if taken > 0 { Input::Bytes } else { Input::Nothing })
     }
 }
 

@@ -191,8 +191,20 @@ impl Exec {
     pub(crate) fn take_stdin(&mut self, bytes: &[u8], channel: &mut Channel) -> Result<(), BeyondCredit> {
         let count = u32::try_from(bytes.len()).map_err(|_| BeyondCredit)?;
         self.stdin.allowance = self.stdin.allowance.checked_sub(count).ok_or(BeyondCredit)?;
+        // Straight into the pipe, as long as nothing waits before it.
+        let mut rest = bytes;
+        if self.stdin.buffer.is_empty() {
+            while let Some(pipe) =
+                self.stdin.pipe.as_ref().filter(|_| self.stdin.writable && !rest.is_empty())
+                && let Ok(count) = write(pipe, rest)
+            {
+                rest = rest.get(count..).unwrap_or_default();
+                self.stdin.uncredited =
+                    self.stdin.uncredited.saturating_add(u32::try_from(count).unwrap_or(0));
+            }
+        }
         if self.stdin.pipe.is_some() {
-            self.stdin.buffer.extend(bytes);
+            self.stdin.buffer.extend(rest);
             self.feed_stdin(channel);
         }
         Ok(())

@@ -6,12 +6,12 @@ use std::time::Duration;
 /// Output of execs is only read while less than this waits for the channel, so
 /// that a control frame waits behind little (and the kernel's ring). The driver
 /// takes 32 KiB per write.
-pub const OUT_DATA_BYTES: usize = 4 * STREAM_CHUNK;
+pub const OUT_DATA_BYTES: usize = 2 * STREAM_CHUNK;
 /// No frame of the host is read while this much waits for the channel: answers
 /// to a host that does not listen must not pile up.
 pub const OUT_STOP_BYTES: usize = 8 * (HEADER_LEN + MAX_PAYLOAD);
-/// Bytes taken from the channel at once. The driver hands out pages.
-pub const READ_BYTES: usize = 16 * 1024;
+/// Bytes taken from the channel in one turn of the loop. The driver hands out pages, one for each read.
+pub const READ_BYTES: usize = 64 * 1024;
 /// Texts of execs that are still being received, together: four of the largest.
 pub const COLLECTING_BYTES: usize = 4 * hotcell_wire::MAX_EXEC_TEXT;
 /// Stdin credit is handed back in steps of this, not byte by byte.

@@ -13,6 +13,8 @@
 //! Who may call: `confine`, in a child that is already walled in.
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
+use rustix::io::Errno;
+use rustix::pipe::{SpliceFlags, splice};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -33,9 +35,19 @@ const PIECE: usize = 256 * 1024;
 
 /// Packs `paths`; gives the exit code: 1 if anything could not be packed as it was.
 pub(crate) fn run(paths: &[Vec<u8>]) -> i32 {
-    let out = BufWriter::with_capacity(BUFFER, io::stdout().lock());
-    let mut packer =
-        Packer { out: Builder::new(out), linked: HashMap::new(), troubled: false, piece: vec![0; PIECE] };
+    let pipe = match rustix::stdio::stdout().try_clone_to_owned() {
+        Ok(pipe) => pipe,
+        Err(_) => return 1,
+    };
+    let Ok(writer) = pipe.try_clone() else { return 1 };
+    let out = BufWriter::with_capacity(BUFFER, File::from(writer));
+    let mut packer = Packer {
+        out: Builder::new(out),
+        pipe: Some(pipe),
+        linked: HashMap::new(),
+        troubled: false,
+        piece: vec![0; PIECE],
+    };
     for path in paths {
         if packer.pack(path).is_err() {
             // Nobody takes the stream any more.
@@ -48,6 +60,8 @@ pub(crate) fn run(paths: &[Vec<u8>]) -> i32 {
 
 struct Packer<W: Write> {
     out: Builder<W>,
+    /// Where `out` goes, if it is a pipe: the pages of files are put into it without being copied.
+    pipe: Option<OwnedFd>,
     /// Device and inode of files with several names, and the first name.
     linked: HashMap<(u64, u64), Vec<u8>>,
     troubled: bool,
@@ -112,6 +126,10 @@ impl<W: Write> Packer<W> {
         let mut header = header(EntryType::Regular, &stat, size);
         let mut content = Exactly { file: File::from(file), left: size, short: None };
         self.out.append_data(&mut header, Path::new(OsStr::from_bytes(name)), io::empty())?;
+        if let Some(pipe) = &self.pipe {
+            self.out.get_mut().flush()?;
+            content.splice(pipe)?;
+        }
         // In larger pieces than the crate's own: each costs two system calls.
         while content.left > 0 {
             match content.read(&mut self.piece) {
@@ -234,6 +252,24 @@ struct Exactly {
     short: Option<String>,
 }
 
+impl Exactly {
+    /// Puts what it can into a pipe; what is left then is to be read.
+    fn splice(&mut self, pipe: &OwnedFd) -> io::Result<()> {
+        while self.left > 0 {
+            let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(PIECE);
+            match splice(&self.file, None, pipe, None, most, SpliceFlags::empty()) {
+                Ok(0) => break,
+                Ok(count) => self.left = self.left.saturating_sub(count as u64),
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE) => return Err(Errno::PIPE.into()),
+                // An error of the file shows again where it is read.
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Read for Exactly {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let wanted = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
@@ -275,6 +311,7 @@ mod tests {
         std::fs::write(root.join("t").join("n".repeat(200)), b"long").unwrap();
         let mut packer = Packer {
             out: Builder::new(Vec::new()),
+            pipe: None,
             linked: HashMap::new(),
             troubled: false,
             piece: vec![0; PIECE],
@@ -297,6 +334,26 @@ mod tests {
         assert_eq!((kinds(EntryType::Regular), kinds(EntryType::Link), kinds(EntryType::Symlink)), (2, 1, 1));
         assert_eq!(kinds(EntryType::Directory), 2);
         std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn what_goes_through_a_pipe_without_being_copied_is_the_file() {
+        let path = std::env::temp_dir().join(format!("hotcell-splice-{}", std::process::id()));
+        let bytes: Vec<u8> = (0..1_000_003u32).map(|at| (at >> 7) as u8 ^ at as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let mut content = Exactly { file: File::open(&path).unwrap(), left: 1_000_100, short: None };
+        let taker = std::thread::spawn(move || {
+            let mut taken = Vec::new();
+            File::from(read).read_to_end(&mut taken).unwrap();
+            taken
+        });
+        content.splice(&write).unwrap();
+        drop(write);
+        // It is shorter than was promised: the rest is told by reading on.
+        assert_eq!((content.left, content.short.is_none()), (97, true));
+        assert!(taker.join().unwrap() == bytes);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

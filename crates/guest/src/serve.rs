@@ -192,7 +192,7 @@ impl Init {
     }
 
     fn read_channel(&mut self, now: Instant) -> Result<(), Failure> {
-        // One read per round: output and events get their turn.
+        // A bounded piece per round: output and events get their turn.
         if !self.channel.wants_read() {
             return Ok(());
         }

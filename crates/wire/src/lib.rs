@@ -61,9 +61,9 @@ impl Stream {
 /// memory and keeps control frames from waiting behind data.
 pub const STREAM_WINDOW: u32 = 256 * 1024;
 
-/// Largest data payload of one stream frame. A quarter of [`MAX_PAYLOAD`], so
-/// that an urgent frame waits behind little.
-pub const STREAM_CHUNK: usize = 16 * 1024;
+/// Largest data payload of one stream frame. Each frame costs the guest a turn of its loop and a process that wakes; an
+/// urgent one waits behind a millisecond of it.
+pub const STREAM_CHUNK: usize = 64 * 1024;
 
 /// Longest resource of a capability request in bytes: 512 characters (`layers.md`, L2) of at most 4 bytes.
 pub const MAX_RESOURCE: usize = 512 * 4;

@@ -45,6 +45,10 @@ fn execs_of_one_run_get_their_own_words_directory_user_and_streams() {
 
     stdin_as_it_comes(&machine);
 
+    // What the guest's init gives each process: open files, and a small `/run`.
+    let limits = machine.sh("ulimit -Sn; ulimit -Hn; df -k /run | awk 'NR > 1 {print $2}'");
+    assert_eq!(limits.text(), "1024\n16384\n4096\n");
+
     // Twenty at once, each with its own streams and end.
     let execs: Vec<_> = (0..20)
         .map(|number| {
@@ -158,7 +162,7 @@ fn a_minute_of_yes_costs_the_host_no_memory() {
     let outcome = Job::new(["yes"]).flags(["--timeout", "60"]).run();
     outcome.assert_allowed(124);
     println!("{} MiB came, peak memory of hotcell {} KiB", outcome.stdout_total >> 20, outcome.peak_rss_kib);
-    assert!(outcome.stdout_total > 64 << 20, "{} bytes are no flood", outcome.stdout_total);
+    assert!(outcome.stdout_total > 16 << 20, "{} bytes are no flood", outcome.stdout_total);
     assert!(outcome.peak_rss_kib < 64 << 10, "{} KiB", outcome.peak_rss_kib);
     assert!(bundle_bytes(&outcome.bundle()) < 32 << 20);
 }

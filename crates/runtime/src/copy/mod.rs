@@ -184,3 +184,36 @@ pub(crate) fn stays_inside(depth: usize, target: &[u8]) -> bool {
     let up = pieces.by_ref().take_while(|piece| *piece == b"..").count();
     up <= depth && !pieces.any(|piece| piece == b"..")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_ends_exactly_where_its_limits_do_and_a_refusal_takes_nothing() {
+        let limits = LimitsDraft { copy_files: 3, copy_mib: 1, ..LimitsDraft::default() };
+        let nothing = Cost::default();
+        let each = [
+            (Cost { entries: 3, ..nothing }, Cost { entries: 1, ..nothing }, "copy_files, 3,"),
+            (Cost { bytes: 1 << 20, ..nothing }, Cost { bytes: 1, ..nothing }, "copy_mib, 1 MiB,"),
+            (
+                Cost { names: NAME_BYTES, ..nothing },
+                Cost { names: 1, ..nothing },
+                "names are over 16777216 bytes",
+            ),
+            (Cost { note: NOTE_BYTES, ..nothing }, Cost { note: 1, ..nothing }, "signed note"),
+        ];
+        for (all, more, words) in each {
+            let budget = Budget::new(&limits);
+            budget.take(all).unwrap();
+            let refused = budget.take(more).unwrap_err();
+            assert!(refused.contains(words), "{refused}");
+            budget.give_back(all);
+            budget.take(all).unwrap();
+        }
+        let budget = Budget::new(&limits);
+        let beyond = Cost { entries: 3, bytes: 1 << 20, names: NAME_BYTES, note: NOTE_BYTES + 1 };
+        budget.take(beyond).unwrap_err();
+        budget.take(Cost { note: NOTE_BYTES, ..beyond }).unwrap();
+    }
+}

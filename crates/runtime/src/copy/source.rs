@@ -472,6 +472,19 @@ mod tests {
     }
 
     #[test]
+    fn a_tree_is_taken_to_the_deepest_level_and_no_deeper() {
+        let home = tempfile::tempdir().unwrap();
+        let chain = |depth: usize| {
+            let tree = home.path().join(depth.to_string());
+            fs::create_dir_all(tree.join(vec!["d"; depth].join("/"))).unwrap();
+            tree
+        };
+        assert_eq!(PutRequest::new(&chain(MAX_DEPTH - 1), "/workspace/t").unwrap().cost().entries, 256);
+        let error = refused(&chain(MAX_DEPTH), "/workspace/t");
+        assert!(error.contains("256 directories deep"), "{error}");
+    }
+
+    #[test]
     fn a_tree_that_changes_under_way_is_an_error_and_never_another_file() {
         let home = tempfile::tempdir().unwrap();
         let tree = home.path().join("tree");

@@ -166,18 +166,21 @@ pub(super) fn bases() -> (Vec<Base>, Vec<super::Missing>) {
     (found, missing)
 }
 
-fn try_base(hierarchy: &Hierarchy, controller: &str, part: Part) -> Result<PathBuf, String> {
-    let base = match hierarchy.version {
-        1 => hierarchy.own.clone(),
-        _ => {
-            let handed_on = |dir: &&Path| {
-                fs::read_to_string(dir.join("cgroup.subtree_control"))
-                    .is_ok_and(|all| all.split_whitespace().any(|name| name == controller))
-            };
-            let mut above = hierarchy.own.ancestors().take_while(|dir| dir.starts_with(&hierarchy.mount));
-            above.find(handed_on).ok_or("no cgroup above hands this controller on")?.to_owned()
-        }
+/// Where a cgroup with this controller can be made, if anywhere.
+fn place(hierarchy: &Hierarchy, controller: &str) -> Result<PathBuf, String> {
+    if hierarchy.version == 1 {
+        return Ok(hierarchy.own.clone());
+    }
+    let handed_on = |dir: &&Path| {
+        fs::read_to_string(dir.join("cgroup.subtree_control"))
+            .is_ok_and(|all| all.split_whitespace().any(|name| name == controller))
     };
+    let mut above = hierarchy.own.ancestors().take_while(|dir| dir.starts_with(&hierarchy.mount));
+    Ok(above.find(handed_on).ok_or("no cgroup above hands this controller on")?.to_owned())
+}
+
+fn try_base(hierarchy: &Hierarchy, controller: &str, part: Part) -> Result<PathBuf, String> {
+    let base = place(hierarchy, controller)?;
     let probe = base.join(format!("{NAME_PREFIX}probe-{}-{controller}", std::process::id()));
     let tried = (|| {
         fs::create_dir(&probe)?;
@@ -307,18 +310,25 @@ pub(super) fn limits_of(process: &ProcessId) -> Vec<(Part, String)> {
         if !name.is_some_and(|name| name.starts_with(NAME_PREFIX)) {
             continue;
         }
-        for (part, file, unlimited) in [
-            (Part::MemoryLimit, "memory.limit_in_bytes", ""),
-            (Part::MemoryLimit, "memory.max", "max"),
-            (Part::CpuLimit, "cpu.cfs_quota_us", "-1"),
-            (Part::CpuLimit, "cpu.max", "max"),
-            (Part::PidsLimit, "pids.max", "max"),
-        ] {
-            if let Ok(value) = fs::read_to_string(hierarchy.own.join(file))
-                && !value.starts_with(if unlimited.is_empty() { "\0" } else { unlimited })
-            {
-                limits.push((part, format!("{file}={}", value.trim())));
-            }
+        limits.extend(limits_in(&hierarchy.own));
+    }
+    limits
+}
+
+/// Limits that a cgroup sets, of either version.
+fn limits_in(dir: &Path) -> Vec<(Part, String)> {
+    let mut limits = Vec::new();
+    for (part, file, unlimited) in [
+        (Part::MemoryLimit, "memory.limit_in_bytes", ""),
+        (Part::MemoryLimit, "memory.max", "max"),
+        (Part::CpuLimit, "cpu.cfs_quota_us", "-1"),
+        (Part::CpuLimit, "cpu.max", "max"),
+        (Part::PidsLimit, "pids.max", "max"),
+    ] {
+        if let Ok(value) = fs::read_to_string(dir.join(file))
+            && !value.starts_with(if unlimited.is_empty() { "\0" } else { unlimited })
+        {
+            limits.push((part, format!("{file}={}", value.trim())));
         }
     }
     limits
@@ -354,6 +364,66 @@ mod tests {
         assert!(remove_if_ours(&dir, "run-00000002").unwrap().is_err());
         assert!(remove_if_ours(&dir, "run-00000001").unwrap().is_err(), "a plain folder is no cgroup");
         assert!(dir.exists());
+    }
+
+    /// A tree as version 2 shows it: `a` hands all on to its children, `a/b` has processes and hands nothing on.
+    fn version_2() -> (tempfile::TempDir, Hierarchy) {
+        let mount = tempfile::tempdir().unwrap();
+        fs::create_dir_all(mount.path().join("a/b/c")).unwrap();
+        for (dir, controls) in [("", "cpu memory pids"), ("a", "memory pids"), ("a/b", ""), ("a/b/c", "")] {
+            fs::write(mount.path().join(dir).join("cgroup.subtree_control"), controls).unwrap();
+        }
+        let mountinfo = format!("34 31 0:31 / {} rw - cgroup2 cgroup2 rw\n", mount.path().display());
+        let mut found = hierarchies(&mountinfo, "0::/a/b/c\n");
+        (mount, found.remove(0))
+    }
+
+    #[test]
+    fn in_version_2_the_nearest_above_that_hands_a_controller_on_is_taken() {
+        let (mount, hierarchy) = version_2();
+        assert_eq!((hierarchy.version, &hierarchy.own), (2, &mount.path().join("a/b/c")));
+        assert_eq!(place(&hierarchy, "memory").unwrap(), mount.path().join("a"));
+        assert_eq!(place(&hierarchy, "pids").unwrap(), mount.path().join("a"));
+        // Not handed on by `a`: then above it, and never beside the mount.
+        assert_eq!(place(&hierarchy, "cpu").unwrap(), mount.path());
+        assert!(place(&hierarchy, "io").unwrap_err().contains("hands this controller on"));
+    }
+
+    #[test]
+    fn the_limits_of_each_version_are_written_as_it_reads_them() {
+        let share = HostShare { memory_mib: 512, vcpus: 1, translated: true };
+        let memory = (512u64 + 256 + 1024) << 20;
+        let parts = [Part::MemoryLimit, Part::CpuLimit, Part::PidsLimit];
+        let written = |version: u8| {
+            let dir = tempfile::tempdir().unwrap();
+            parts.iter().for_each(|part| set_limit(dir.path(), version, *part, share).unwrap());
+            limits_in(dir.path())
+        };
+        let texts =
+            |limits: Vec<(Part, String)>| limits.into_iter().map(|(_, text)| text).collect::<Vec<_>>();
+        assert_eq!(
+            texts(written(2)),
+            [format!("memory.max={memory}"), "cpu.max=200000 100000".into(), "pids.max=65".into()]
+        );
+        assert_eq!(
+            texts(written(1)),
+            [
+                format!("memory.limit_in_bytes={memory}"),
+                "cpu.cfs_quota_us=200000".into(),
+                "pids.max=65".into()
+            ]
+        );
+        // What the kernel shows where nothing was set is no limit.
+        let dir = tempfile::tempdir().unwrap();
+        for (file, text) in [
+            ("memory.max", "max\n"),
+            ("cpu.max", "max 100000\n"),
+            ("pids.max", "max\n"),
+            ("cpu.cfs_quota_us", "-1\n"),
+        ] {
+            fs::write(dir.path().join(file), text).unwrap();
+        }
+        assert_eq!(limits_in(dir.path()), []);
     }
 
     #[test]
