@@ -7,6 +7,10 @@
  *   load      loads /attack.ko
  *   unload    unloads it; its exit function changes kernel text or the interrupt table
  *   remount   makes the root's mount writable
+ *   hide      takes the workload's process "sleep 1234" out of the cgroup that the init finds its processes by
+ *   rebind    mounts the root read-only again, as it is
+ *   tun       makes a network device, where the kernel has the driver loaded
+ *   agent     becomes a process of the root image as the workload's user
  *   root      becomes a process of the root image with user 0
  *   stop      stops PID 1: it neither speaks nor reads any more
  *   half      stops PID 1, and says half a frame in its name
@@ -20,13 +24,17 @@
  * at which it will obey, 300 ms ahead, so that the workload has the time to pass it on.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
+#include <linux/if.h>
+#include <linux/if_tun.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <dirent.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
@@ -148,8 +156,34 @@ static void obey(const char *order) {
         say(order, syscall(SYS_delete_module, "hotcell_attack", O_NONBLOCK));
     } else if (!strcmp(order, "remount")) {
         say(order, mount("none", "/root", NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV, NULL));
-    } else if (!strcmp(order, "root")) {
+    } else if (!strcmp(order, "rebind")) {
+        say(order, mount("none", "/root", NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL));
+    } else if (!strcmp(order, "tun")) {
+        struct ifreq device = {0};
+        strcpy(device.ifr_name, "wire0");
+        device.ifr_flags = IFF_TUN | IFF_NO_PI;
+        /* Left open: the device lives as long as it. */
+        say(order, ioctl(open("/dev/net/tun", O_RDWR), TUNSETIFF, &device));
+    } else if (!strcmp(order, "hide")) {
+        DIR *all = opendir("/proc");
+        for (struct dirent *one; all && (one = readdir(all));) {
+            char path[300], line[64] = {0};
+            snprintf(path, sizeof path, "/proc/%s/cmdline", one->d_name);
+            int file = open(path, O_RDONLY);
+            if (file < 0) continue;
+            ssize_t length = read(file, line, sizeof line - 1);
+            close(file);
+            if (length < 11 || memcmp(line, "sleep\0001234", 11)) continue;
+            FILE *procs = fopen("/cgroup/cgroup.procs", "w");
+            if (!procs) return;
+            fprintf(procs, "%s\n", one->d_name);
+            say(order, fclose(procs));
+        }
+        if (all) closedir(all);
+    } else if (!strcmp(order, "root") || !strcmp(order, "agent")) {
         if (fork() == 0) {
+            if (*order == 'a' && (setgroups(0, NULL) || chdir("/root") || chroot("/root") || setgid(1000) || setuid(1000))) _exit(1);
+            if (*order == 'a') execl("/bin/busybox", "sleep", "1000", NULL);
             if (chroot("/root") == 0) execl("/bin/busybox", "sleep", "1000", NULL);
             say(order, -1);
             _exit(1);

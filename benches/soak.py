@@ -2,14 +2,14 @@
 """Ordinary work under the host's eyes: how many runs of it are killed, of which the right number is none.
 
     benches/soak.py [RUNS] [IMAGE]      default 200, and the image `soak`:
-    hotcell image build soak --from debian:bookworm --include python3,gcc,libc6-dev,make
+    hotcell image build soak --from debian:bookworm --include python3,gcc,libc6-dev,make,git
 
 Each kind of work in turn; prints one line for each run that did not end ALLOWED with exit code 0,
 and the counts at the end. Two runs at once, as many as there are processors here.
 """
-import collections, concurrent.futures, json, subprocess, sys, time
+import collections, concurrent.futures, json, os, subprocess, sys, time
 
-HOTCELL = "target/release/hotcell"
+HOTCELL = os.environ.get("HOTCELL", "target/release/hotcell")
 WORK = {
     "compiler": "cd /tmp && for i in 1 2 3; do printf 'int f%d(int a){return a*%d;}\\n' $i $i >f$i.c; "
                 "gcc -O2 -c f$i.c -o f$i.o || exit 1; done; ar rc lib.a f1.o f2.o f3.o && echo built",
@@ -20,6 +20,9 @@ WORK = {
     "threads": "python3 -c 'import threading, time\nts=[threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(100)]\n"
                "[t.start() for t in ts]; [t.join() for t in ts]'",
     "fork storm": "for r in 1 2 3 4 5; do for i in $(seq 100); do (:) & done; wait; done",
+    "git": "export HOME=/tmp; git init -q r && cd r && git config user.email a@b && git config user.name a && for i in $(seq 15); do "
+           "echo $i >>f; mkdir -p d$i; head -c 20000 /dev/urandom >d$i/b; git add . && git commit -qm $i || exit 1; done; "
+           "git checkout -q -b side HEAD~5 && git merge -q master 2>/dev/null || true; git gc -q && git fsck && rm -rf d1 d2 && git status -s | wc -l",
     "pipes": "for i in $(seq 40); do seq 200 | sort -r | head -n 3 | tail -n 1 >/dev/null; done",
 }
 

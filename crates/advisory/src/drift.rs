@@ -11,7 +11,7 @@
 //!
 //! Counts, not order: the guest may tell late. A guest that tells nothing at all
 //! leaves every decision unnarrated; the honest client tells of what it asked.
-//! Files are compared in `files.rs`; processes likewise once the host sees them from outside.
+//! Files are compared in `files.rs`, processes in `processes.rs`.
 
 use crate::{Finding, FindingKind, Layer, decision};
 use hotcell_ledger::{Capability, Event};

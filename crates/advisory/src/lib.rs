@@ -7,9 +7,9 @@
 //! anything of this one (`crates/testkit/tests/edges.rs` holds that for every
 //! dependency edge). A signal that a guest can make by lying must never be a reason to kill.
 //!
-//! Guarantees: a finding depends on the ledger and the sealed fingerprint alone; the
-//! number of findings is bounded by the number of capabilities, and two for files. Does no I/O but
-//! reading that ledger.
+//! Guarantees: a finding depends on the ledger, the objects beside it that it names, and the sealed fingerprint alone;
+//! the number of findings is bounded by the number of capabilities, two for files and two for processes. Does no I/O
+//! but reading that ledger and those objects.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -20,12 +20,15 @@ mod cadence;
 pub mod drift;
 pub mod files;
 pub mod fingerprint;
+pub mod processes;
 
 pub use drift::Drift;
 pub use files::Files;
 pub use fingerprint::{Fingerprint, FingerprintDraft, FingerprintError, MAX_Z};
+pub use processes::Processes;
 
-use hotcell_ledger::{Capability, ClosedLedger, Event, ReadError};
+use hotcell_ledger::bundle::BundleDir;
+use hotcell_ledger::{Capability, ClosedLedger, Digest, Event, ReadError};
 use serde::Serialize;
 
 /// Which layer found it.
@@ -58,6 +61,10 @@ pub enum FindingKind {
     FilesOmitted,
     /// L6: the guest tells of changes of files that the host did not see on the disk.
     FilesInvented,
+    /// L6: the host saw processes that the guest's init, asked for all, leaves out.
+    ProcessesOmitted,
+    /// L6: the guest's init tells of processes that the host did not see.
+    ProcessesInvented,
 }
 
 /// An opinion. Nothing that decides takes one.
@@ -73,20 +80,31 @@ pub struct Finding {
     pub detail: String,
 }
 
+/// Longest object that is read: the longest fact of the host.
+const MAX_OBJECT: usize = 64 << 10;
+
 /// What there is to say about a run that is over. Without a fingerprint, L5 has nothing to compare with.
 pub fn assess(ledger: &ClosedLedger, fingerprint: Option<&Fingerprint>) -> Result<Vec<Finding>, ReadError> {
     let mut draft = FingerprintDraft::new();
     let mut drift = Drift::new();
     let mut files = Files::new();
+    let mut processes = Processes::new();
+    let dir = ledger.path().parent().and_then(|dir| BundleDir::open(dir).ok());
+    let object = |digest: &Digest| {
+        let bytes = dir.as_ref()?.read(&BundleDir::object_path(digest), MAX_OBJECT).ok()?;
+        (Digest::of(&bytes) == *digest).then_some(bytes)
+    };
     for event in ledger.events()? {
         let event = event?;
         draft.observe(&event);
         drift.observe(&event);
         files.observe(&event);
+        processes.observe(&event, object);
     }
     let mut findings = fingerprint.map(|reference| reference.compare(&draft)).unwrap_or_default();
     findings.extend(drift.findings());
     findings.extend(files.findings());
+    findings.extend(processes.findings());
     Ok(findings)
 }
 

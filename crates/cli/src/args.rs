@@ -92,6 +92,9 @@ pub(crate) struct Run {
     /// Numbers of the command's user and group, not 0; else the image's.
     #[arg(long, value_name = "UID[:GID]", value_parser = user)]
     pub(crate) user: Option<(u32, u32)>,
+    /// Show processes, files, decisions and the verdict while the run goes on; without a terminal on stderr, as lines.
+    #[arg(long)]
+    pub(crate) watch: bool,
     /// Print the result as one JSON object, the last line on stdout.
     #[arg(long)]
     pub(crate) json: bool,

@@ -15,6 +15,7 @@ mod run;
 mod session;
 mod template;
 mod verify;
+mod watch;
 
 use clap::Parser;
 use exit::Fatal;

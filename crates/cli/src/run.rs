@@ -3,6 +3,7 @@
 use crate::args::{self, Run};
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
+use crate::watch;
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{CopyError, CopyResult, GetRequest, PutRequest};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
@@ -40,6 +41,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
     let mut runtime = session.runtime(args.accel.into(), args.jail.into(), args.out)?;
     let (cold, asked_user) = (args.cold, args.user);
+    let plan = args.watch.then(watch::Plan::new);
     let Run { image, name, argv, env, cwd, get: gets, .. } = args;
     let job = Job { image, name, policy, argv, env, cwd };
     let mut prepared = session.prepare(job)?;
@@ -54,12 +56,27 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let request =
         spec.command().map(|command| ExecRequest { uid: user.0, gid: user.1, ..ExecRequest::from(command) });
     let line_open = Arc::new(AtomicBool::new(false));
+    let watched = plan.as_ref();
+    let stdin = inherited(io::stdin().as_fd()).filter(|_| !watched.is_some_and(watch::Plan::takes_stdin));
     let io = ExecIo {
-        stdin: inherited(io::stdin().as_fd()).map_or(Stdin::Empty, Stdin::Descriptor),
-        stdout: passing(io::stdout().as_fd(), Some(Arc::clone(&line_open))),
-        stderr: passing(io::stderr().as_fd(), None),
+        stdin: stdin.map_or(Stdin::Empty, Stdin::Descriptor),
+        stdout: watched
+            .and_then(watch::Plan::stdout)
+            .or_else(|| passing(io::stdout().as_fd(), Some(Arc::clone(&line_open)))),
+        stderr: watched.and_then(watch::Plan::stderr).or_else(|| passing(io::stderr().as_fd(), None)),
     };
-    let run = runtime.start(spec, boot);
+    let (run, watch) = match plan {
+        Some(plan) => {
+            let (run, glimpses) = runtime.start_watched(spec, boot);
+            let watch = plan.begin(run.id(), glimpses);
+            (run, Some(watch))
+        }
+        None => (runtime.start(spec, boot), None),
+    };
+    let say = |line: String| match &watch {
+        Some(watch) => watch.say(&line),
+        None => eprintln!("{line}"),
+    };
     let interrupter = run.interrupter();
     let handle = signals.handle();
     let watcher = std::thread::spawn(move || {
@@ -70,7 +87,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let mut all_put = true;
     for mut put in puts {
         (put.uid, put.gid) = user;
-        all_put = all_put && copied(&run, "put", run.put(put));
+        all_put = all_put && copied(&run, "put", run.put(put), &say);
     }
     // A command without its files is not what was asked for.
     let request = request.filter(|_| all_put);
@@ -78,12 +95,15 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     if result.is_some() {
         for path in gets {
             let get = GetRequest { uid: user.0, gid: user.1, ..GetRequest::into_bundle(path) };
-            copied(&run, "get", run.get(get));
+            copied(&run, "get", run.get(get), &say);
         }
     }
     let report = run.finish();
     handle.close();
     let _ = watcher.join();
+    if watch.is_some_and(watch::Watch::end) {
+        line_open.store(true, Ordering::Relaxed);
+    }
     summary(&report, result.as_ref());
     if args.json {
         print_json(&report, line_open.load(Ordering::Relaxed));
@@ -92,16 +112,21 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
 }
 
 /// Whether a copy was made. Where it could not be, the run is FAILED: it was asked for.
-fn copied(run: &hotcell_runtime::Run, what: &str, outcome: Result<CopyResult, CopyError>) -> bool {
+fn copied(
+    run: &hotcell_runtime::Run,
+    what: &str,
+    outcome: Result<CopyResult, CopyError>,
+    say: &dyn Fn(String),
+) -> bool {
     match outcome {
         Ok(result) => {
             for left in &result.left_out {
-                eprintln!("hotcell: {what}: left out {left}");
+                say(format!("hotcell: {what}: left out {left}"));
             }
             return true;
         }
         // Why is the report's to say.
-        Err(error @ CopyError::RunEnded(_)) => eprintln!("hotcell: {what}: {error}"),
+        Err(error @ CopyError::RunEnded(_)) => say(format!("hotcell: {what}: {error}")),
         Err(error) => run.fail(what, &error.to_string()),
     }
     false

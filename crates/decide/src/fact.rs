@@ -26,6 +26,11 @@ pub const MAX_FACT_BYTES: usize = 64 * 1024;
 /// Longest error text that [`HostFact::fault`] and [`HostFact::failed`] keep, in characters.
 pub const MAX_ERROR_CHARS: usize = 4096;
 
+/// Processes of each kind in one [`HostFact::ProcessRoll`].
+pub const MAX_ROLL: usize = 1024;
+
+// Two numbers of a process take at most 36 bytes in JSON, one 12.
+const _: () = assert!(MAX_ROLL * (36 + 12) + 1024 < MAX_FACT_BYTES);
 // A character takes at most six bytes in JSON.
 const _: () = assert!(MAX_ERROR_CHARS * 6 + 1024 < MAX_FACT_BYTES);
 
@@ -219,6 +224,17 @@ pub enum HostFact {
         live: u64,
         /// How many were seen since the machine was ready, of the kind that is named.
         total: u64,
+    },
+    /// The host's own list of the workload's processes, read after the guest's init had told its own.
+    ProcessRoll {
+        /// Which roll call, from 1.
+        roll: u64,
+        /// Number and beginning, in ns of the guest's monotonic clock, of each; at most [`MAX_ROLL`].
+        processes: Vec<(i32, u64)>,
+        /// Numbers of processes of the measured initramfs's program; at most [`MAX_ROLL`].
+        own: Vec<i32>,
+        /// More of either that are not named.
+        left_out: u64,
     },
     /// How the watch was kept, from arming to the end.
     Watched {
@@ -480,6 +496,7 @@ impl HostFact {
             HostFact::CopyEnded { .. } => "hotcell.copy_ended",
             HostFact::Armed { .. } => "hotcell.armed",
             HostFact::Processes { .. } => "hotcell.processes",
+            HostFact::ProcessRoll { .. } => "hotcell.process_roll",
             HostFact::Watched { .. } => "hotcell.watched",
             HostFact::DiskRead { .. } => "hotcell.disk_read",
             HostFact::MutationsCounted { .. } => "hotcell.mutations_counted",

@@ -377,6 +377,7 @@ impl Judge {
             | HostFact::Armed { .. }
             | HostFact::DiskRead { .. }
             | HostFact::Processes { .. }
+            | HostFact::ProcessRoll { .. }
             | HostFact::Watched { .. }
             | HostFact::Kill { .. }
             | HostFact::Verdict { .. } => {}

@@ -63,6 +63,7 @@ fn one_of_each() -> Vec<HostFact> {
             error: Some(text("x")),
         },
         HostFact::Armed { observer: text("ram"), armed: true, basis: text("x") },
+        HostFact::ProcessRoll { roll: 1, processes: vec![(7, 9), (8, 10)], own: vec![1, 2], left_out: 0 },
         HostFact::Processes {
             seen: vec![SeenProcess {
                 pid: 7,
@@ -119,7 +120,7 @@ fn every_fact_survives_its_object_under_its_own_name() {
         names.push(fact.tool_name());
     }
     names.dedup();
-    assert_eq!(names.len(), 27);
+    assert_eq!(names.len(), 28);
 }
 
 #[test]

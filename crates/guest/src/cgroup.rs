@@ -100,6 +100,12 @@ impl ExecCgroup {
         self.events.is_empty()
     }
 
+    /// The processes in it that are alive.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let text = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
     /// Kills everything in it, also what is being forked this moment.
     pub(crate) fn kill(&self) -> io::Result<()> {
         fs::write(self.path.join("cgroup.kill"), "1")

@@ -38,6 +38,8 @@ pub(crate) struct Exec {
     death: Option<WaitIdStatus>,
     stragglers: bool,
     cgroup_empty: bool,
+    /// It runs the init's own packer or unpacker.
+    own: bool,
 }
 
 #[derive(Debug)]
@@ -66,7 +68,7 @@ pub(crate) struct BeyondCredit;
 
 impl Exec {
     /// Takes over a started child.
-    pub(crate) fn new(id: u32, started: Started, poll: &Poll) -> Result<Exec, Errno> {
+    pub(crate) fn new(id: u32, started: Started, own: bool, poll: &Poll) -> Result<Exec, Errno> {
         let output =
             |pipe, stream| Output { pipe: Some(pipe), stream, readable: true, credit: STREAM_WINDOW };
         let exec = Exec {
@@ -87,6 +89,7 @@ impl Exec {
             death: None,
             stragglers: false,
             cgroup_empty: false,
+            own,
         };
         poll.watch(&exec.child.pidfd, Source::Death(id))?;
         poll.watch(exec.cgroup.events_fd(), Source::Cgroup(id))?;
@@ -103,6 +106,16 @@ impl Exec {
             }
         }
         Ok(exec)
+    }
+
+    /// Whether it runs the init's own program for good.
+    pub(crate) fn is_own(&self) -> bool {
+        self.own
+    }
+
+    /// Every process of its tree.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        self.cgroup.processes()
     }
 
     /// Its first process, while it may still be signalled.

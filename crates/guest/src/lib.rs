@@ -39,6 +39,7 @@ mod permits;
 mod poll;
 mod reaper;
 mod requests;
+mod roll;
 mod serve;
 mod start;
 mod syscalls;

@@ -21,6 +21,7 @@ use crate::permits::Permit;
 use crate::poll::{Poll, Source};
 use crate::reaper::Reaper;
 use crate::requests::Requests;
+use crate::roll;
 use crate::start::{self, Ground, Order};
 use crate::view::WORKSPACE;
 use hotcell_sys::guest::signal;
@@ -244,6 +245,7 @@ impl Init {
                 self.requests.reply(id, &reply, &mut self.channel, Instant::now());
             }
             HostFrame::Clock(clock) => configure::set_clock(clock)?,
+            HostFrame::RollCall => roll::answer(id, configure::uptime_ns(), &self.execs, &mut self.channel),
             HostFrame::Quiesce => self.quiesce()?,
             HostFrame::ExecAllow(digests) => self.gate.allow(digests)?,
             HostFrame::ExecEnforce { workspace } => self.gate.enforce(workspace)?,
@@ -345,7 +347,8 @@ impl Init {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };
-        let exec = Exec::new(id, started, &self.poll).doing(|| format!("watch exec {id}"))?;
+        let own = matches!(program, Program::Pack | Program::Unpack);
+        let exec = Exec::new(id, started, own, &self.poll).doing(|| format!("watch exec {id}"))?;
         self.execs.insert(id, exec);
         Ok(Ok(()))
     }

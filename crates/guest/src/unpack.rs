@@ -15,7 +15,7 @@
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps, fchmod, fcntl_setfl, futimens,
-    linkat, mkdirat, open, openat, openat2, renameat, statat, symlinkat, unlinkat, utimensat,
+    linkat, mkdirat, open, openat, openat2, renameat, statat, symlinkat, syncfs, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -46,13 +46,16 @@ pub(crate) fn run() -> i32 {
         Err(error) => return failed(&format!("failed to open the target directory: {error}")),
     };
     let mut input = io::stdin().lock();
-    let unpacked = unpack(&mut input, root);
+    let unpacked = root.try_clone().map_err(text).and_then(|root| unpack(&mut input, root));
+    // The host reads the disk: what it put there is there whole before it is told that all is done.
+    let written = syncfs(&root);
     // What follows the archive's end is read to its end: a writer must not be stopped half-way.
     let drained = io::copy(&mut input, &mut io::sink());
-    match (unpacked, drained) {
-        (Ok(()), Ok(_)) => 0,
-        (Err(why), _) => failed(&why),
-        (_, Err(error)) => failed(&format!("failed to read the archive: {error}")),
+    match (unpacked, written, drained) {
+        (Ok(()), Ok(()), Ok(_)) => 0,
+        (Err(why), ..) => failed(&why),
+        (_, Err(error), _) => failed(&format!("failed to write out: {error}")),
+        (.., Err(error)) => failed(&format!("failed to read the archive: {error}")),
     }
 }
 

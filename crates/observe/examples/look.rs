@@ -74,6 +74,7 @@ fn main() -> ExitCode {
         cache: std::env::temp_dir(),
         marked: Vec::new(),
         rules: ProcessRules::default(),
+        shown: false,
     });
     observer.prepare().expect("the kernel says what must be known");
     used_us();

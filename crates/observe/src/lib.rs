@@ -26,4 +26,6 @@ pub mod kernel;
 mod observer;
 pub mod ram;
 
-pub use observer::{Armed, MAX_LAST_SIGHTINGS, MAX_SIGHTINGS, ObserveError, Observer, Sighting, Sightings};
+pub use observer::{
+    Armed, MAX_LAST_SIGHTINGS, MAX_SIGHTINGS, ObserveError, Observer, Roll, Sighting, Sightings,
+};

@@ -1,6 +1,6 @@
 //! What an observer is, and what it hands over.
 
-use hotcell_decide::HostFact;
+use hotcell_decide::{HostFact, SeenProcess};
 use hotcell_ledger::{Digest, FileOp};
 
 /// Something that one look saw. The driver records it as the host's.
@@ -91,6 +91,15 @@ pub struct Armed {
     pub basis: String,
 }
 
+/// Who is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roll {
+    /// Number and beginning of each process of the workload.
+    pub processes: Vec<(i32, u64)>,
+    /// Numbers of those that run from the measured initramfs.
+    pub own: Vec<i32>,
+}
+
 /// Why an observer can't see.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -141,6 +150,21 @@ pub trait Observer: Send {
     /// # Errors
     /// It can't see.
     fn look(&mut self, seen: &mut Sightings) -> Result<(), ObserveError>;
+
+    /// The workload's processes as the last look saw them, for people who look on; `None` from an observer of other things.
+    fn processes(&mut self) -> Option<Vec<SeenProcess>> {
+        None
+    }
+
+    /// Looks once, and gives the processes that are there now; `None` where this look saw no whole list, and from an observer
+    /// of other things.
+    ///
+    /// # Errors
+    /// It can't see.
+    fn roll(&mut self, seen: &mut Sightings) -> Result<Option<Roll>, ObserveError> {
+        let _ = seen;
+        Ok(None)
+    }
 
     /// The guest has become quiet at the run's end and the machine still exists. Not called where the run ends otherwise.
     ///

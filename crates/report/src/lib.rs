@@ -14,6 +14,7 @@
 )]
 
 mod strip;
+mod tree;
 
 use hotcell_verify::{Moment, VerifiedBundle, to_text};
 use maud::{DOCTYPE, PreEscaped, html};
@@ -66,6 +67,8 @@ pub fn render(bundle: &VerifiedBundle) -> io::Result<String> {
                 pre { (to_text(verification)) }
                 h2 { "What happened" }
                 (strip::draw(&timeline.ticks))
+                (tree::draw(&timeline.processes, begun))
+                h2 { "All of it" }
                 p { "What the guest said, and nobody saw, is in italics." }
                 table {
                     tr { th { "ms" } th { "who" } th { "what" } th { "detail" } }

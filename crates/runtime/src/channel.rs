@@ -36,6 +36,8 @@ pub(crate) enum FromGuest {
     Request { id: u32, exec: u32, capability: u8, resource: Vec<u8>, justification: Vec<u8> },
     /// The guest's own account.
     Claim { kind: hotcell_wire::ClaimKind, subject: u64, parent: u64, value: i32, text: Vec<u8> },
+    /// It has told of every process.
+    Rolled { roll: u32 },
     /// The workload is gone and the disks are written out.
     Quiesced,
     /// The init can't go on.
@@ -70,6 +72,8 @@ pub(crate) enum ToGuest {
     CloseOutput(u32, Stream),
     Reply(u32, Decision, String),
     Quiesce,
+    /// Tell of every process, then answer with this number.
+    RollCall(u32),
     /// The whole list of files that may be executed, and whether those on the workspace may; cut into frames here.
     ExecGate(Vec<[u8; 32]>, bool),
 }
@@ -150,7 +154,10 @@ fn route(id: u32, frame: GuestFrame<'_>, sinks: &Sinks) -> Result<Option<FromGue
         },
         GuestFrame::Quiesced => FromGuest::Quiesced,
         // Nothing is decided by these.
-        GuestFrame::Started | GuestFrame::Pong(_) | GuestFrame::Log(_) => return Ok(None),
+        GuestFrame::Started | GuestFrame::Log(_) => return Ok(None),
+        GuestFrame::Pong([a, b, c, d, ..]) => {
+            FromGuest::Rolled { roll: u32::from_le_bytes([*a, *b, *c, *d]) }
+        }
         GuestFrame::Fatal(bytes) => FromGuest::Fatal { text: text(bytes) },
         _ => return Err("a frame of a kind that is not handled".into()),
     }))
@@ -241,6 +248,13 @@ fn encode(message: &ToGuest, out: &mut Vec<u8>, sequence: &mut u32) {
             put(*id, HostFrame::Reply(Reply { decision: *decision, reason }));
         }
         ToGuest::Quiesce => put(0, HostFrame::Quiesce),
+        ToGuest::RollCall(roll) => {
+            put(*roll, HostFrame::RollCall);
+            // What is told comes before the answer to this.
+            let mut nonce = [0; 32];
+            nonce[..4].copy_from_slice(&roll.to_le_bytes());
+            put(0, HostFrame::Ping(&nonce));
+        }
         ToGuest::ExecGate(digests, workspace) => {
             for part in digests.chunks(EXEC_ALLOW_FRAME) {
                 put(0, HostFrame::ExecAllow(part));

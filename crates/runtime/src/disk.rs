@@ -7,26 +7,58 @@ use hotcell_observe::disk::{Explain, Explained};
 use hotcell_policy::{CapabilityPolicy, CleanPath, WriteGrant};
 use std::collections::BTreeSet;
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Paths to which the host copied something, as the record spells them. Written by the recorder, read by the observer.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Copied(Arc<Mutex<BTreeSet<String>>>);
+pub(crate) struct Copied(Arc<Mutex<Paths>>);
+
+#[derive(Debug, Default)]
+struct Paths {
+    all: BTreeSet<String>,
+    /// Copies into the machine that are not over.
+    under_way: usize,
+}
 
 impl Copied {
     /// Notes one, after it was recorded.
     pub(crate) fn add(&self, path: &str) {
         if let Ok(path) = CleanPath::clean(path) {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_nfc().as_str().to_owned());
+            self.paths().all.insert(path.to_nfc().as_str().to_owned());
         }
     }
 
-    /// Whether this is one, or a directory on the way to one.
+    fn paths(&self) -> MutexGuard<'_, Paths> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy into the machine begins.
+    pub(crate) fn begin(&self) {
+        self.paths().under_way += 1;
+    }
+
+    /// It is over, and what the guest has of it is on its disk.
+    pub(crate) fn end(&self) {
+        let mut paths = self.paths();
+        paths.under_way = paths.under_way.saturating_sub(1);
+    }
+
+    /// What explains a path that is one, or a directory on the way to one.
+    fn explain(&self, path: &str) -> Explained {
+        let paths = self.paths();
+        match (paths.covers(path), paths.under_way) {
+            (false, _) => Explained::No,
+            (true, 0) => Explained::Copied,
+            (true, _) => Explained::Copying,
+        }
+    }
+}
+
+impl Paths {
     fn covers(&self, path: &str) -> bool {
         let below = format!("{path}/");
-        let copied = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut later = copied.range::<str, _>((Bound::Included(below.as_str()), Bound::Unbounded));
-        copied.contains(path) || later.next().is_some_and(|first| first.starts_with(&below))
+        let mut later = self.all.range::<str, _>((Bound::Included(below.as_str()), Bound::Unbounded));
+        self.all.contains(path) || later.next().is_some_and(|first| first.starts_with(&below))
     }
 }
 
@@ -39,8 +71,7 @@ pub(crate) fn explain(policy: &CapabilityPolicy, copied: &Copied) -> Explain {
         match policy.write_grant(&path) {
             WriteGrant::Exact => Explained::By(path.as_str().to_owned()),
             WriteGrant::Tree => Explained::By(tree().map_or(path.as_str(), |tree| tree.as_str()).to_owned()),
-            WriteGrant::None if copied.covers(text) => Explained::Copied,
-            WriteGrant::None => Explained::No,
+            WriteGrant::None => copied.explain(text),
         }
     })
 }
@@ -75,5 +106,10 @@ mod tests {
         ] {
             assert_eq!(explain(path), expected, "{path}");
         }
+        copied.begin();
+        assert_eq!(explain("/workspace/in/a/b"), Explained::Copying);
+        assert_eq!(explain("/workspace/in/a/c"), Explained::No);
+        copied.end();
+        assert_eq!(explain("/workspace/in/a/b"), Explained::Copied);
     }
 }

@@ -14,6 +14,7 @@ mod copies;
 mod ending;
 mod execs;
 mod heard;
+mod roll;
 
 pub(crate) use copies::{CopyReply, CopyStep};
 
@@ -32,6 +33,7 @@ use hotcell_decide::HostFact;
 use hotcell_ledger::ActorId;
 use hotcell_policy::WorkspaceExec;
 use hotcell_wire::{Configure, ExecEnded, MAX_EXECS};
+use roll::RollCall;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -112,6 +114,7 @@ struct Driver<'a> {
     watch: Option<Watch>,
     /// When the VMM is asked next whether its guest goes on.
     look: Instant,
+    roll: RollCall,
     error: Option<String>,
     alone: bool,
 }
@@ -191,6 +194,7 @@ pub(crate) fn attend(run: &mut Booted, calls: &Receiver<Call>) -> Attended {
         }),
         watch,
         look: Instant::now(),
+        roll: RollCall::default(),
         error: None,
         alone: false,
     };
@@ -298,6 +302,7 @@ impl Driver<'_> {
     /// What deadlines bring, and the steps from state to state.
     fn advance(&mut self, now: Instant) -> Result<(), RecordError> {
         self.run.recorder.tick()?;
+        self.call_roll(now);
         if self.state == State::Running && self.run_deadline.is_some_and(|end| now >= end) {
             let limit_ms = u64::from(self.run.spec.limits().timeout_s) * 1000;
             self.run.recorder.host(&HostFact::Timeout { limit_ms })?;
@@ -365,6 +370,7 @@ impl Driver<'_> {
         let end = Instant::now() + limit;
         self.run_deadline = Some(end);
         self.deadline = end + self.run.runtime.patience.stop;
+        self.roll.begin(Instant::now());
         self.start_services()?;
         for call in std::mem::take(&mut self.waiting) {
             self.call(call)?;
@@ -378,6 +384,7 @@ impl Driver<'_> {
             Told::Seen(seen) => watch::record(&mut self.run.recorder, seen)?,
             Told::Armed if self.state == State::Arming => self.begin()?,
             Told::LastLooked if self.state == State::Looking => self.state = State::Over,
+            Told::Rolled => self.roll.again(Instant::now()),
             Told::Armed | Told::LastLooked | Told::Over => {}
             Told::Blind { observer, armed: false, error } if self.workload_may_not_have_run() => {
                 self.fail("observe", &format!("{observer}: {error}"))?;

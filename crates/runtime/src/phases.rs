@@ -10,6 +10,7 @@
 use crate::aftermath::{self, RootImage};
 use crate::bundle::{Bundle, CONSOLE, REPORT, SPEC};
 use crate::driver::{Attended, attend, random};
+use crate::glimpse::Shown;
 use crate::recorder::{RecordError, Recorder};
 use crate::report::{Isolation, RunReport, Teardown};
 use crate::run::{Call, Runtime};
@@ -121,6 +122,7 @@ pub(crate) struct Sealed {
     pub(crate) runtime: Runtime,
     pub(crate) spec: SealedSpec,
     pub(crate) boot: MeasuredBoot,
+    pub(crate) shown: Shown,
 }
 
 /// What the image is measured against.
@@ -217,7 +219,7 @@ pub(crate) fn drive(sealed: Sealed, calls: Receiver<Call>) -> RunReport {
 
 impl Sealed {
     fn register(self) -> Result<Registered, Box<RunReport>> {
-        let Sealed { runtime, spec, boot } = self;
+        let Sealed { runtime, spec, boot, shown } = self;
         let failed = |error: String| Box::new(RunReport::unrecorded(spec.run_id(), Verdict::Failed, error));
         for (what, measured, sealed) in [
             ("kernel", boot.kernel.digest, spec.image().kernel),
@@ -258,7 +260,7 @@ impl Sealed {
             });
         match begun {
             Ok((registration, ledger)) => {
-                let recorder = Recorder::new(ledger, bundle, fold, runtime.clock.clone());
+                let recorder = Recorder::new(ledger, bundle, fold, runtime.clock.clone(), shown);
                 let environment = Environment { baseline, binaries };
                 Ok(Registered { runtime, spec, boot, environment, registration, recorder })
             }

@@ -10,6 +10,7 @@
 use crate::bundle::Bundle;
 use crate::clock::Clock;
 use crate::disk::Copied;
+use crate::glimpse::{Glimpse, Shown};
 use hotcell_decide::{
     Admission, Admitted, CapabilityRequest, ClaimKind, Decision, DerivedVerdict, Direction, Evidence,
     HostFact, RefusalCode, Ruling, Trip, VerdictFold,
@@ -30,6 +31,7 @@ pub(crate) struct Recorder {
     trip: Option<Trip>,
     kill_recorded: bool,
     copied: Copied,
+    shown: Shown,
     /// Why the record ended before its end.
     broken: Option<String>,
 }
@@ -59,6 +61,7 @@ impl Recorder {
         bundle: Bundle,
         fold: VerdictFold,
         clock: Arc<dyn Clock>,
+        shown: Shown,
     ) -> Recorder {
         Recorder {
             ledger,
@@ -69,6 +72,7 @@ impl Recorder {
             trip: None,
             kill_recorded: false,
             copied: Copied::default(),
+            shown,
             broken: None,
         }
     }
@@ -90,10 +94,16 @@ impl Recorder {
     pub(crate) fn host(&mut self, fact: &HostFact) -> Recorded {
         let (payload, object) = self.once_broken(|_| Ok(fact.to_payload()?))?;
         self.append(ActorId::HOST, None, payload, Some(&object))?;
+        self.shown.fact(fact);
         if let HostFact::Copied { direction: Direction::In, path, .. } = fact {
             self.copied.add(path);
         }
         Ok(())
+    }
+
+    /// Where people look on.
+    pub(crate) fn shown(&self) -> &Shown {
+        &self.shown
     }
 
     /// Where the host copied something.
@@ -104,13 +114,17 @@ impl Recorder {
     /// Records a change that the host saw on a disk.
     pub(crate) fn mutation(&mut self, op: FileOp, path: &str, before: Digest, after: Digest) -> Recorded {
         let payload = Payload::FileMutation { op, path: NfcString::new(path), before, after };
-        self.append(ActorId::HOST, None, payload, None)
+        self.append(ActorId::HOST, None, payload, None)?;
+        self.shown.show(|| Glimpse::File { op, path: path.to_owned() });
+        Ok(())
     }
 
     /// Records a broker's decision.
     pub(crate) fn decision(&mut self, decision: Decision, request: &CapabilityRequest) -> Recorded {
         let (payload, object) = decision.to_payload(request);
-        self.append(ActorId::HOST, None, payload, Some(&object))
+        self.append(ActorId::HOST, None, payload, Some(&object))?;
+        self.shown.decision(decision, request);
+        Ok(())
     }
 
     /// Records the beginning or end of the host's own part.
@@ -155,6 +169,7 @@ impl Recorder {
         let object = argv_object(argv);
         let payload = Payload::ProcessSpawn { binary, argv: Digest::of(&object), cwd: NfcString::new(cwd) };
         self.append(actor, Some(ActorId::VM), payload, Some(&object))?;
+        self.shown.show(|| Glimpse::Begun { exec, argv: argv.to_vec() });
         Ok(Some(actor))
     }
 

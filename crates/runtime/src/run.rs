@@ -4,6 +4,7 @@ use crate::clock::{Clock, HostClock};
 use crate::copy::{CopyError, CopyResult, GetRequest, PutRequest};
 use crate::driver::CopyReply;
 use crate::exec::{ExecRequest, ExecResult};
+use crate::glimpse::{Glimpses, Shown};
 use crate::phases::{self, MeasuredBoot, Sealed};
 use crate::report::{Opinion, RunReport};
 use crate::stream::ExecIo;
@@ -115,9 +116,19 @@ impl Runtime {
     /// Starts a run on a thread of its own and returns at once; calls of
     /// [`Run::exec`] wait until the machine is ready.
     pub fn start(&self, spec: SealedSpec, boot: MeasuredBoot) -> Run {
+        self.begin(spec, boot, Shown::default())
+    }
+
+    /// As [`Runtime::start`], for somebody who looks on. He can't hold the run up.
+    pub fn start_watched(&self, spec: SealedSpec, boot: MeasuredBoot) -> (Run, Glimpses) {
+        let (shown, glimpses) = Shown::pair();
+        (self.begin(spec, boot, shown), glimpses)
+    }
+
+    fn begin(&self, spec: SealedSpec, boot: MeasuredBoot, shown: Shown) -> Run {
         let (calls, inbox) = bounded(PENDING_CALLS);
         let run_id = spec.run_id().to_owned();
-        let sealed = Sealed { runtime: self.clone(), spec, boot };
+        let sealed = Sealed { runtime: self.clone(), spec, boot, shown };
         let (alive, over) = bounded(0);
         let thread = std::thread::Builder::new().name(format!("run-{run_id}")).spawn(move || {
             let _alive = alive;

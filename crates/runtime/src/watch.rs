@@ -14,13 +14,15 @@
 //! cadence says; how they were is recorded (`watched`).
 
 use crate::disk;
+use crate::glimpse::{Glimpse, Shown};
 use crate::phases::Booted;
 use crate::vmm::VmmObserver;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, never};
-use hotcell_decide::{HostFact, ProcessRules};
+use hotcell_decide::fact::MAX_ROLL;
+use hotcell_decide::{HostFact, ProcessRules, SeenProcess};
 use hotcell_observe::disk::DiskObserver;
 use hotcell_observe::ram::{RamObserver, RamPlan, Region, VmmMemory};
-use hotcell_observe::{ObserveError, Observer, Sighting, Sightings};
+use hotcell_observe::{ObserveError, Observer, Roll, Sighting, Sightings};
 use hotcell_policy::WorkspaceExec;
 use hotcell_wire::NONCE_MARK;
 use rustix::time::{ClockId, clock_gettime};
@@ -52,6 +54,7 @@ fn observers(run: &mut Booted) -> io::Result<Vec<Box<dyn Observer>>> {
             cache: run.runtime.cache.clone(),
             marked: [NONCE_MARK.as_slice(), &run.nonce].concat(),
             rules: process_rules(run),
+            shown: run.recorder.shown().is_watched(),
         })));
     }
     if let Some(disk) = run.vm.disk()? {
@@ -87,6 +90,8 @@ fn process_rules(run: &Booted) -> ProcessRules {
 /// What the driver asks of the thread.
 enum Ask {
     Arm,
+    /// Write down who is there, as this roll.
+    Roll(u64),
     LastLook,
     PostMortem,
 }
@@ -97,6 +102,8 @@ pub(crate) enum Told {
     Seen(Sightings),
     /// Every observer has its state to compare with.
     Armed,
+    /// A roll was written down, or could not be.
+    Rolled,
     /// The last look at the live machine is over.
     LastLooked,
     /// Nothing more comes.
@@ -120,16 +127,29 @@ impl Watch {
         if observers.is_empty() {
             return Ok(None);
         }
-        Watch::spawn(run.spec.run_id(), observers, CADENCE).map(Some)
+        Watch::spawn(run.spec.run_id(), observers, CADENCE, run.recorder.shown().clone()).map(Some)
     }
 
-    fn spawn(run_id: &str, observers: Vec<Box<dyn Observer>>, cadence: Duration) -> std::io::Result<Watch> {
+    fn spawn(
+        run_id: &str,
+        observers: Vec<Box<dyn Observer>>,
+        cadence: Duration,
+        shown: Shown,
+    ) -> std::io::Result<Watch> {
         let (ask, asked) = bounded(4);
         let (tell, told) = bounded(TOLD);
         let died = Arc::new(OnceLock::new());
         let own = Arc::clone(&died);
         let thread = std::thread::Builder::new().name(format!("observe-{run_id}")).spawn(move || {
-            let mut eyes = Eyes { observers, tell, cadence, armed: false, kept: Kept::default() };
+            let mut eyes = Eyes {
+                observers,
+                tell,
+                cadence,
+                armed: false,
+                kept: Kept::default(),
+                shown,
+                last: Vec::new(),
+            };
             let _ = match catch_unwind(AssertUnwindSafe(|| eyes.watch(&asked))) {
                 Ok(Ok(()) | Err(Stop::Gone)) => Ok(()),
                 Ok(Err(Stop::Overflow)) => own.set("the driver does not take what is observed".into()),
@@ -151,6 +171,10 @@ impl Watch {
 
     pub(crate) fn arm(&self) {
         self.ask(Ask::Arm);
+    }
+
+    pub(crate) fn roll(&self, roll: u64) {
+        self.ask(Ask::Roll(roll));
     }
 
     pub(crate) fn last_look(&self) {
@@ -214,6 +238,9 @@ struct Eyes {
     cadence: Duration,
     armed: bool,
     kept: Kept,
+    shown: Shown,
+    /// The processes that were shown last.
+    last: Vec<SeenProcess>,
 }
 
 impl Eyes {
@@ -239,7 +266,15 @@ impl Eyes {
                     self.armed = true;
                     self.kept.looked(Instant::now());
                     self.tell(Told::Armed)?;
+                    self.show_processes();
                     next = Some(Instant::now() + self.cadence);
+                }
+                Ok(Ask::Roll(number)) => {
+                    self.each(|observer, seen| match observer.roll(seen)? {
+                        Some(roll) => seen.fact(roll_fact(number, roll)),
+                        None => Ok(()),
+                    })?;
+                    self.tell(Told::Rolled)?;
                 }
                 Ok(Ask::LastLook) => {
                     next = None;
@@ -260,12 +295,25 @@ impl Eyes {
                 Err(RecvTimeoutError::Timeout) => {
                     let begun = Instant::now();
                     self.each(|observer, seen| observer.look(seen))?;
+                    self.show_processes();
                     self.kept.looked(begun);
                     // What was missed is not caught up with: a host that is late gets later by that.
                     next = Some((begun + self.cadence).max(Instant::now()));
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
+        }
+    }
+
+    /// For people who look on, where there are any and something has changed.
+    fn show_processes(&mut self) {
+        if !self.shown.is_watched() {
+            return;
+        }
+        let now = self.observers.iter_mut().find_map(|observer| observer.processes()).unwrap_or_default();
+        if now != self.last {
+            self.shown.show(|| Glimpse::Processes(now.clone()));
+            self.last = now;
         }
     }
 
@@ -308,6 +356,15 @@ impl Eyes {
             TrySendError::Disconnected(_) => Stop::Gone,
         })
     }
+}
+
+/// The list as it is recorded.
+fn roll_fact(roll: u64, now: Roll) -> HostFact {
+    let Roll { mut processes, mut own } = now;
+    let left_out = processes.len().saturating_sub(MAX_ROLL) + own.len().saturating_sub(MAX_ROLL);
+    processes.truncate(MAX_ROLL);
+    own.truncate(MAX_ROLL);
+    HostFact::ProcessRoll { roll, processes, own, left_out: left_out as u64 }
 }
 
 /// Records one look.
@@ -365,7 +422,7 @@ mod tests {
 
     fn watch(observers: Vec<Scripted>) -> Watch {
         let observers = observers.into_iter().map(|one| Box::new(one) as Box<dyn Observer>).collect();
-        Watch::spawn("test", observers, Duration::from_millis(1)).unwrap()
+        Watch::spawn("test", observers, Duration::from_millis(1), Shown::default()).unwrap()
     }
 
     /// Everything that is told until a message says stop.

@@ -4,6 +4,7 @@
 //! most so many moments as the caller asks for. Called by `hotcell report`.
 
 use crate::verify::VerifiedBundle;
+use hotcell_decide::{HostFact, SeenProcess};
 use hotcell_ledger::bundle::{BundleDir, LEDGER};
 use hotcell_ledger::{ClosedLedger, Digest, Event, Payload};
 use std::collections::VecDeque;
@@ -11,6 +12,8 @@ use std::io;
 
 /// Longest fact that is shown: the longest there is.
 const MAX_FACT_LEN: usize = 64 << 10;
+/// Processes that a timeline has: twice as many as a record names.
+const MAX_PROCESSES: usize = 2048;
 
 /// One event in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +58,15 @@ pub struct Tick {
     pub lane: Lane,
 }
 
+/// A process as the host saw it first under its program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// When that was recorded, nanoseconds since 1970.
+    pub timestamp_ns: u64,
+    /// What was seen.
+    pub process: SeenProcess,
+}
+
 /// The moments of a run: all, or the first and the last of many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
@@ -66,6 +78,8 @@ pub struct Timeline {
     pub last: Vec<Moment>,
     /// Every event, in order.
     pub ticks: Vec<Tick>,
+    /// The processes that the host saw, at most [`MAX_PROCESSES`].
+    pub processes: Vec<Seen>,
 }
 
 impl VerifiedBundle {
@@ -85,6 +99,7 @@ impl VerifiedBundle {
         let mut late: VecDeque<Event> = VecDeque::new();
         for event in ledger.events().map_err(io::Error::other)? {
             let event = event.map_err(|_| changed())?;
+            timeline.add_processes(&event, &dir);
             timeline.ticks.push(Tick { timestamp_ns: event.timestamp_ns, lane: lane(&event) });
             if timeline.first.len() < first {
                 timeline.first.push(moment(&event, &dir));
@@ -99,6 +114,26 @@ impl VerifiedBundle {
         timeline.last = late.iter().map(|event| moment(event, &dir)).collect();
         Ok(timeline)
     }
+}
+
+impl Timeline {
+    fn add_processes(&mut self, event: &Event, dir: &BundleDir) {
+        let Payload::ToolCall { tool, args, .. } = &event.payload else { return };
+        if !event.actor.is_host_band() || tool.as_str() != "hotcell.processes" {
+            return;
+        }
+        let object = object(args, dir).and_then(|bytes| HostFact::from_object(&bytes).ok());
+        let Some(HostFact::Processes { seen, .. }) = object else { return };
+        let room = MAX_PROCESSES.saturating_sub(self.processes.len());
+        let timestamp_ns = event.timestamp_ns;
+        self.processes.extend(seen.into_iter().take(room).map(|process| Seen { timestamp_ns, process }));
+    }
+}
+
+/// An object of the bundle, if it is what its name says.
+fn object(name: &Digest, dir: &BundleDir) -> Option<Vec<u8>> {
+    let bytes = dir.read(&BundleDir::object_path(name), MAX_FACT_LEN).ok()?;
+    (Digest::of(&bytes) == *name).then_some(bytes)
 }
 
 fn lane(event: &Event) -> Lane {
@@ -136,10 +171,7 @@ fn moment(event: &Event, dir: &BundleDir) -> Moment {
 }
 
 fn words(event: &Event, evidence: bool, dir: &BundleDir) -> (String, String) {
-    let object = |name: &Digest| {
-        let bytes = dir.read(&BundleDir::object_path(name), MAX_FACT_LEN).ok()?;
-        (Digest::of(&bytes) == *name).then(|| String::from_utf8_lossy(&bytes).into_owned())
-    };
+    let object = |name: &Digest| Some(String::from_utf8_lossy(&object(name, dir)?).into_owned());
     match &event.payload {
         Payload::ProcessSpawn { argv, cwd, .. } => {
             ("begins".into(), format!("{} in {cwd}", object(argv).unwrap_or_default()))

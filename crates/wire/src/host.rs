@@ -149,6 +149,8 @@ pub enum HostFrame<'a> {
     },
     /// 0x10: set the clock; once, after `Ready` and before the first exec
     Clock(&'a Clock),
+    /// 0x11, id: a number of the host's: tell of every process of the workload, in claims
+    RollCall,
     /// 0x0F, id: the exec: nobody reads this output any more; who writes to it is told so, as with any pipe
     CloseOutput(Stream),
 }
@@ -201,6 +203,7 @@ impl<'a> HostFrame<'a> {
                 [_] => Err(Reject::Value { kind, field: "workspace" }),
                 _ => Err(shape),
             },
+            0x11 => empty(HostFrame::RollCall),
             0x10 => Clock::ref_from_bytes(payload).map(HostFrame::Clock).map_err(|_| shape),
             0x0F => match payload {
                 [stream] => Stream::from_byte(*stream)
@@ -231,6 +234,7 @@ impl<'a> HostFrame<'a> {
             HostFrame::Ping(nonce) => put(0x0C, &[*nonce]),
             HostFrame::ExecAllow(digests) => put(0x0D, &[digests.as_flattened()]),
             HostFrame::Clock(clock) => put(0x10, &[clock.as_bytes()]),
+            HostFrame::RollCall => put(0x11, &[]),
             HostFrame::ExecEnforce { workspace } => put(0x0E, &[&[u8::from(*workspace)]]),
             HostFrame::CloseOutput(stream) => put(0x0F, &[&[*stream as u8]]),
         }

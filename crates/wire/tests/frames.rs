@@ -46,6 +46,7 @@ fn host_frames() -> Vec<HostFrame<'static>> {
         HostFrame::ExecAllow(&[[1; 32], [2; 32]]),
         HostFrame::ExecEnforce { workspace: true },
         HostFrame::Clock(&CLOCK),
+        HostFrame::RollCall,
     ]
 }
 
@@ -132,7 +133,7 @@ fn a_byte_more_or_less_is_refused_where_the_shape_is_fixed() {
         }
         checked += 1;
     }
-    assert_eq!(checked, 18);
+    assert_eq!(checked, 19);
 }
 
 #[test]

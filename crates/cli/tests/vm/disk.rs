@@ -1,7 +1,10 @@
 //! What the host sees of the workspace disk while machines write to it, and what that decides.
 
 use crate::harness::Job;
+use crate::observed::{Module, Said, Taken};
+use crate::record::Record;
 use hotcell_ledger::{Digest, FileOp};
+use hotcell_runtime::{ExecIo, ExecRequest, PutRequest};
 use serde_json::json;
 use std::time::Duration;
 
@@ -89,4 +92,37 @@ fn what_never_reached_the_disk_mid_run_is_judged_at_the_end() {
     outcome.assert_killed(&["mutation_burst", "mutation_ewma"]);
     assert_eq!(outcome.record().facts("disk_read").last().unwrap()["at"], json!("quiet"));
     assert_eq!(outcome.record().mutations().len(), 4);
+}
+
+/// Copies in, under a policy that grants nothing, while something in the guest writes out without end: the disk is full of
+/// halves. Three changes that nothing explains are a kill.
+#[test]
+fn what_the_host_put_there_is_explained_whole_while_the_guest_writes_out_the_halves_of_it() {
+    let host = tempfile::tempdir().unwrap();
+    let tree = host.path().join("tree");
+    std::fs::create_dir_all(tree.join("d")).unwrap();
+    let sizes: Vec<usize> =
+        [0, 1, 4096, 5000, 70_000].into_iter().chain((1..20).map(|n| n * 500_000)).collect();
+    let content = |size: usize| (0..size).map(|at| (at * 31 % 251) as u8).collect::<Vec<u8>>();
+    for size in &sizes {
+        std::fs::write(tree.join(format!("d/f{size}")), content(*size)).unwrap();
+    }
+    let taken = Taken::new(Module::AtHand);
+    let run = taken.runtime.start(taken.draft.seal().unwrap(), taken.boot);
+    let script = "while [ ! -e /tmp/stop ]; do sync; done; wc -c /workspace/in/d/* | tail -n 1";
+    let said = Said::default();
+    let io = ExecIo { stdout: Some(Box::new(said.clone())), ..ExecIo::default() };
+    let exec = run.exec(ExecRequest::new(["/bin/sh", "-c", script]), io);
+    run.put(PutRequest::new(&tree, "/workspace/in").unwrap()).unwrap();
+    run.exec(ExecRequest::new(["/bin/touch", "/tmp/stop"]), ExecIo::default()).wait().unwrap();
+    assert_eq!(exec.wait().map(|ended| ended.code), Ok(0));
+    let report = run.finish();
+    assert_eq!(report.verdict.as_str(), "ALLOWED", "{report:?}");
+    assert_eq!(said.text().trim(), format!("{} total", sizes.iter().sum::<usize>()));
+    let seen = Record::read(report.bundle.as_ref().unwrap()).mutations();
+    for size in sizes {
+        let path = format!("/workspace/in/d/f{size}");
+        let of: Vec<_> = seen.iter().filter(|one| one.1 == path).map(|one| (one.0, one.2, one.3)).collect();
+        assert_eq!(of, [(FileOp::Create, NOTHING, Digest::of(&content(size)))], "{path}");
+    }
 }

@@ -37,7 +37,7 @@ fn entry(name: &str, mode: u32, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-const EXECUTABLE: u32 = 0o100_755;
+pub(crate) const EXECUTABLE: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 
 /// What the exit function of the module does.
@@ -170,6 +170,40 @@ pub(crate) enum Module {
     AtHand,
     /// It is among those that the init loads.
     Loaded(Exit),
+    /// The kernel's own driver of virtual network devices is among those.
+    Tun,
+}
+
+/// The driver out of the package that the guest's kernel came from.
+fn tun() -> Vec<u8> {
+    let facts = fs::read(home().join("cache/kernels/cloud/kernel.json")).unwrap();
+    let facts: serde_json::Value = serde_json::from_slice(&facts).unwrap();
+    let kept = home().join(format!("tun-{}.ko", facts["release"].as_str().unwrap()));
+    if !kept.exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = "apt-get -q download \"$1\" >&2 && dpkg-deb --fsys-tarfile ./*.deb | tar -xf - --wildcards '*/drivers/net/tun.ko*'
+            file=$(find . -name 'tun.ko*') && case $file in *.xz) xz -d \"$file\";; *.zst) zstd -qd \"$file\";; esac";
+        let mut command = std::process::Command::new("sh");
+        let package = facts["package"].as_str().unwrap();
+        let status = command.args(["-ec", script, "sh", package]).current_dir(dir.path()).status().unwrap();
+        assert!(status.success(), "the kernel's package is not to be had");
+        let mut found = Vec::new();
+        let mut folders = vec![dir.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for one in fs::read_dir(folder).unwrap().map(|one| one.unwrap().path()) {
+                if one.is_dir() {
+                    folders.push(one);
+                } else if one.file_name().is_some_and(|name| name == "tun.ko") {
+                    found = fs::read(&one).unwrap();
+                }
+            }
+        }
+        assert!(!found.is_empty(), "the package has no tun.ko");
+        let half = kept.with_extension(format!("{}", std::process::id()));
+        fs::write(&half, found).unwrap();
+        fs::rename(&half, &kept).unwrap();
+    }
+    fs::read(kept).unwrap()
 }
 
 /// A machine with an accomplice, over the image `busybox`.
@@ -199,10 +233,14 @@ impl Taken {
             Module::AtHand => {
                 archive.extend(entry("attack.ko", FILE, &attack_module(&console.bytes, Exit::Text)));
             }
-            Module::Loaded(exit) => {
+            Module::Loaded(_) | Module::Tun => {
+                let bytes = match module {
+                    Module::Loaded(exit) => attack_module(&console.bytes, exit),
+                    _ => tun(),
+                };
                 let names = kernel.modules().iter().map(|module| format!("{}.ko\n", module.name));
                 let order: String = names.chain(["attack.ko\n".to_owned()]).collect();
-                archive.extend(entry("modules/attack.ko", FILE, &attack_module(&console.bytes, exit)));
+                archive.extend(entry("modules/attack.ko", FILE, &bytes));
                 archive.extend(entry("modules/order", FILE, order.as_bytes()));
             }
         }
@@ -267,7 +305,7 @@ impl Taken {
         assert!(report.teardown.verified, "{report:?}");
         let bundle = report.bundle.clone().unwrap();
         assert_eq!(verify(&bundle), 0, "the record of {report:?}");
-        let said = String::from_utf8(said.0.lock().unwrap().clone()).unwrap();
+        let said = said.text();
         let console = fs::read_to_string(bundle.join("console.log")).unwrap_or_default();
         Seen { report, said, console, code: ended.ok().map(|result| result.code), _out: self.out }
     }
@@ -294,7 +332,13 @@ fn lenient(init: &[u8]) -> Vec<u8> {
 
 /// What a command said.
 #[derive(Clone, Default)]
-struct Said(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Said {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
 
 impl Write for Said {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -329,7 +373,7 @@ pub(crate) fn order(name: &str) -> String {
 
 /// Killed for this reason, while the command ran.
 #[track_caller]
-fn assert_seen(seen: &Seen, reason: &str) {
+pub(crate) fn assert_seen(seen: &Seen, reason: &str) {
     assert_eq!(seen.report.verdict.as_str(), "KILLED", "{seen:?}");
     assert_eq!(seen.report.kill.reasons, [reason], "{seen:?}");
     assert!(seen.report.kill.absolute, "{seen:?}");
@@ -338,11 +382,11 @@ fn assert_seen(seen: &Seen, reason: &str) {
 
 /// The same machine without the order is let be.
 #[track_caller]
-fn assert_spared(seen: &Seen) {
+pub(crate) fn assert_spared(seen: &Seen) {
     assert_eq!((seen.report.verdict.as_str(), seen.code), ("ALLOWED", Some(0)), "{seen:?}");
 }
 
-const HONEST: &str = "echo working; sleep 2";
+pub(crate) const HONEST: &str = "echo working; sleep 2";
 
 #[test]
 fn a_module_that_is_loaded_later_is_seen() {
@@ -391,6 +435,7 @@ fn a_process_in_a_namespace_of_its_own_is_seen() {
 #[test]
 fn an_interrupt_table_that_is_changed_is_seen() {
     assert_seen(&Taken::new(Module::Loaded(Exit::Interrupts)).run(&order("unload")), "kernel_table_changed");
+    assert_spared(&Taken::new(Module::Loaded(Exit::Interrupts)).run(HONEST));
 }
 
 #[test]
@@ -399,6 +444,72 @@ fn a_root_that_is_mounted_writable_is_seen() {
 }
 
 #[test]
+fn a_network_device_that_appears_is_seen() {
+    assert_seen(&Taken::new(Module::Tun).run(&order("tun")), "network_device");
+    // The twin has the driver, and no device.
+    assert_spared(&Taken::new(Module::Tun).run(HONEST));
+}
+
+#[test]
+fn a_root_that_stays_read_only_and_a_process_of_an_ordinary_user_are_let_be() {
+    // The twins of the attack before and the one after, in one machine.
+    let script = "echo rebind >/tmp/order; while [ -e /tmp/order ]; do sleep 0.1; done
+        echo agent >/tmp/order; while [ -e /tmp/order ]; do sleep 0.1; done; sleep 2";
+    let seen = Taken::new(Module::AtHand).run(script);
+    assert_spared(&seen);
+    assert!(seen.console.contains("rebind 0 ") && seen.console.contains("agent 0 "), "{seen:?}");
+}
+
+#[test]
 fn a_root_process_of_the_image_that_nobody_declared_is_seen() {
     assert_seen(&Taken::new(Module::AtHand).run(&order("root")), "unexplained_privilege");
 }
+
+/// What the advisory layers say of its processes.
+fn opinions(seen: &Seen) -> Vec<(String, String)> {
+    let bundle = seen.report.bundle.as_ref().unwrap();
+    let ledger = hotcell_ledger::ClosedLedger::open(bundle.join("ledger.ames")).unwrap();
+    let all = hotcell_advisory::assess(&ledger, None).unwrap();
+    let kinds = all.into_iter().map(|one| (format!("{:?}", one.kind), one.detail));
+    kinds.filter(|(kind, _)| kind.starts_with("Processes")).collect()
+}
+
+/// Rolls of which both accounts are in the record.
+fn rolls(seen: &Seen) -> usize {
+    let record = crate::record::Record::read(seen.report.bundle.as_ref().unwrap());
+    record.facts("process_roll").count()
+}
+
+#[test]
+fn a_process_that_the_init_does_not_find_is_named_by_the_opinions_and_moves_no_ruling() {
+    let seen =
+        Taken::new(Module::AtHand).run("sleep 1234 & sleep 1; echo hide >/tmp/order; sleep 14; kill $!");
+    assert_spared(&seen);
+    let found = opinions(&seen);
+    assert_eq!(found.len(), 1, "{found:?} {seen:?}");
+    assert_eq!(found[0].0, "ProcessesOmitted");
+    assert!(found[0].1.contains("(/bin/busybox)"), "{found:?}");
+}
+
+#[test]
+fn a_process_that_the_guest_invents_is_named_by_the_opinions_and_an_honest_account_by_none() {
+    // In the name of the workload's exec, which is all that a workload can reach of the guest's account.
+    let claim = "hotcell-request --claim tool subject=1 \"processes $roll 1/1 at 1 4242:1\"";
+    let invents = format!("for roll in 2 3 4 5 6; do {claim}; done; sleep 14");
+    let seen = Taken::new(Module::AtHand).run(&invents);
+    assert_spared(&seen);
+    let found = opinions(&seen);
+    assert_eq!(
+        found.iter().map(|(kind, _)| kind.as_str()).collect::<Vec<_>>(),
+        ["ProcessesInvented"],
+        "{seen:?}"
+    );
+    assert!(found[0].1.ends_with(": 4242"), "{found:?}");
+    // Short lives, a tree, orphans, many at once, a leader that is gone.
+    let busy = "for i in 1 2 3; do (sleep 9 & sleep 7) & done; n=0; while [ $n -lt 200 ]; do /bin/true; n=$((n+1)); done; sleep 8";
+    let seen = Taken::new(Module::AtHand).run(busy);
+    assert_spared(&seen);
+    assert!(rolls(&seen) >= 2, "{seen:?}");
+    assert_eq!(opinions(&seen), []);
+}
+

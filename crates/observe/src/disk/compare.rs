@@ -18,7 +18,7 @@ use super::listing::{Entry, Listing, Unread};
 use hotcell_decide::metadata_digest;
 use hotcell_ledger::{Digest, FileOp};
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// One change of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +99,22 @@ impl Listing {
     /// Places below which only the fact that something is there is known.
     pub fn bounds(&self) -> impl Iterator<Item = &str> {
         self.unread.iter().filter(|(_, why)| *why == Unread::Bound).map(|(place, _)| place.as_str())
+    }
+
+    /// Leaves what is held as it was before. Says whether any of it was another.
+    pub(super) fn hold(&mut self, before: &Listing, held: impl Fn(&str) -> bool) -> bool {
+        let changed: BTreeSet<String> =
+            changes(before, self).into_iter().map(|change| change.path).filter(|path| held(path)).collect();
+        if changed.is_empty() {
+            return false;
+        }
+        let old = before.names.iter().filter(|(path, _)| changed.contains(path)).cloned();
+        let mut names: Vec<_> =
+            std::mem::take(&mut self.names).into_iter().filter(|(path, _)| !changed.contains(path)).collect();
+        names.extend(old);
+        names.sort_by(|(a, _), (b, _)| a.cmp(b));
+        self.names = names;
+        true
     }
 
     /// Names that only the guest's root can have made: a device node, or a program that runs as root.

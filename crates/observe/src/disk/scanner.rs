@@ -63,6 +63,8 @@ pub enum Explained {
     By(String),
     /// The host itself copied something there.
     Copied,
+    /// The host is copying something there: what is on the disk may be half of it.
+    Copying,
     /// Nothing does.
     No,
 }
@@ -259,9 +261,12 @@ impl Scanner {
         self.readings
     }
 
-    fn compare(&mut self, listing: Listing, version: Option<Version>) -> (Vec<Sighting>, u64) {
+    fn compare(&mut self, mut listing: Listing, mut version: Option<Version>) -> (Vec<Sighting>, u64) {
         self.readings += 1;
         let Some(armed) = &mut self.armed else { return (Vec::new(), 0) };
+        if listing.hold(&armed.last, |path| (self.explain)(path) == Explained::Copying) {
+            version = None;
+        }
         let mut seen = Vec::new();
         for (path, what) in listing.privileged() {
             if armed.privileged.len() < MAX_PRIVILEGED + MAX_LISTED
@@ -295,8 +300,10 @@ impl Scanner {
         for change in changes {
             let beyond = armed.bounds.iter().find(|place| is_within(&change.path, place));
             match ((self.explain)(&change.path), beyond) {
+                // It is on its way: what became of it is seen when it is there.
+                (Explained::Copying, None) => {}
                 (Explained::Copied, None) => explained.push(change),
-                (Explained::Copied, Some(place)) => self.counted.add(place, change.op),
+                (Explained::Copied | Explained::Copying, Some(place)) => self.counted.add(place, change.op),
                 (Explained::By(grant), beyond) => {
                     if beyond.is_none() && explained.len() < MAX_LISTED && self.listed < MAX_LISTED_OF_RUN {
                         self.listed += 1;

@@ -94,6 +94,8 @@ pub(super) struct Sight<'a> {
     pub(super) space: &'a Space<'a>,
     pub(super) profile: &'a Profile,
     pub(super) rules: &'a ProcessRules,
+    /// Whether arguments are wanted of everybody.
+    pub(super) shown: bool,
 }
 
 pub(super) fn look(
@@ -158,7 +160,7 @@ fn processes(
             !matches!(task.process.life, Life::NoMemory) && !sight.rules.asks_for_argv(&task.process);
         task.settled = lasting && !found.contains_key(&who(task));
     }
-    name_new(space, profile, state, reader.tasks(), seen)
+    name_new(sight, state, reader.tasks(), seen)
 }
 
 fn who(task: &Task) -> (i32, u64) {
@@ -171,7 +173,7 @@ fn sweep(
     reader: &mut TaskReader,
     state: &State,
 ) -> Result<BTreeMap<(i32, u64), Finding>, SweepError> {
-    let Sight { space, profile, rules } = *sight;
+    let Sight { space, profile, rules, .. } = *sight;
     retry(|| reader.sweep(space, profile, &state.places).map(drop))?;
     let tasks = reader.tasks();
     for task in tasks.iter_mut().filter(|task| rules.asks_for_argv(&task.process)) {
@@ -255,18 +257,25 @@ fn system(sight: &Sight<'_>, state: &mut State, seen: &mut Sightings) -> Result<
 
 /// Records processes that are new, or have become another program.
 fn name_new(
-    space: &Space<'_>,
-    profile: &Profile,
+    sight: &Sight<'_>,
     state: &mut State,
     tasks: &mut [Task],
     seen: &mut Sightings,
 ) -> Result<(), Unseen> {
     let live = tasks.len() as u64;
     let (mut fresh, mut left_out) = (Vec::new(), 0);
-    for task in tasks.iter_mut().filter(|task| !task.named && task.process.pid == task.process.tgid) {
+    let Sight { space, profile, shown, .. } = *sight;
+    let wanted = |task: &&mut Task| (shown || !task.named) && task.process.pid == task.process.tgid;
+    for task in tasks.iter_mut().filter(wanted) {
         let process = &task.process;
         // Between its fork and its program an exec is the init's own.
         if process.executable().is_none_or(|file| file.place == Place::Initramfs) {
+            continue;
+        }
+        if shown && process.argv.is_empty() {
+            task.process.argv = arguments(space, profile, task.mm, MAX_SEEN_CHARS)?;
+        }
+        if task.named {
             continue;
         }
         task.named = true;
@@ -274,7 +283,7 @@ fn name_new(
         if fresh.len() < MAX_SEEN && state.named < MAX_NAMED {
             state.named += 1;
             let argv = arguments(space, profile, task.mm, MAX_SEEN_CHARS)?;
-            fresh.extend(Process { argv, ..process.clone() }.seen());
+            fresh.extend(Process { argv, ..task.process.clone() }.seen());
         } else {
             left_out += 1;
         }

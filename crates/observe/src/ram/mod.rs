@@ -37,8 +37,8 @@ pub use tasks::{Places, SweepError, Task, TaskReader};
 pub use text::{Change, Guard, PASS, Part};
 
 use crate::kernel::Profile;
-use crate::observer::{Armed, ObserveError, Observer, Sightings};
-use hotcell_decide::{HostFact, ProcessRules, ViolationKind};
+use crate::observer::{Armed, ObserveError, Observer, Roll, Sightings};
+use hotcell_decide::{HostFact, Place, ProcessRules, SeenProcess, ViolationKind};
 use look::{State, Unseen};
 use std::fs::File;
 use std::path::PathBuf;
@@ -62,6 +62,8 @@ pub struct RamPlan {
     pub marked: Vec<u8>,
     /// Which processes may be there.
     pub rules: ProcessRules,
+    /// Whether somebody looks on, who wants to see arguments.
+    pub shown: bool,
 }
 
 /// Observes a machine's memory.
@@ -70,12 +72,14 @@ pub struct RamObserver {
     profile: Option<Profile>,
     armed: Option<(Mapping, TaskReader, Guard, State)>,
     torn: u32,
+    /// Looks that saw all of it.
+    whole: u64,
 }
 
 impl RamObserver {
     /// An observer of this memory.
     pub fn new(plan: RamPlan) -> RamObserver {
-        RamObserver { plan, profile: None, armed: None, torn: 0 }
+        RamObserver { plan, profile: None, armed: None, torn: 0, whole: 0 }
     }
 }
 
@@ -133,13 +137,34 @@ impl Observer for RamObserver {
         Ok(Armed { armed: true, basis })
     }
 
+    fn processes(&mut self) -> Option<Vec<SeenProcess>> {
+        let (_, reader, ..) = self.armed.as_mut()?;
+        let of_workload = |task: &&mut Task| task.process.executable().is_some_and(|file| file.place != Place::Initramfs);
+        Some(leaders(reader).filter(of_workload).filter_map(|task| task.process.seen()).collect())
+    }
+
+    fn roll(&mut self, seen: &mut Sightings) -> Result<Option<Roll>, ObserveError> {
+        let before = self.whole;
+        self.look(seen)?;
+        let Some((_, reader, ..)) = self.armed.as_mut().filter(|_| self.whole > before) else { return Ok(None) };
+        let mut roll = Roll::default();
+        for task in leaders(reader) {
+            match task.process.executable() {
+                Some(file) if file.place == Place::Initramfs => roll.own.push(task.process.pid),
+                Some(_) => roll.processes.push((task.process.pid, task.process.start_ns)),
+                None => {}
+            }
+        }
+        Ok(Some(roll))
+    }
+
     fn look(&mut self, seen: &mut Sightings) -> Result<(), ObserveError> {
         let (Some(profile), Some((mapping, reader, guard, state))) = (&self.profile, &mut self.armed) else {
             return Ok(());
         };
         let space = Space::new(self.plan.source.as_ref(), *mapping);
         match look::look(
-            &look::Sight { space: &space, profile, rules: &self.plan.rules },
+            &look::Sight { space: &space, profile, rules: &self.plan.rules, shown: self.plan.shown },
             reader,
             guard,
             state,
@@ -147,6 +172,7 @@ impl Observer for RamObserver {
         ) {
             Ok(()) => {
                 self.torn = 0;
+                self.whole += 1;
                 Ok(())
             }
             // Whoever waits for the VMM will know, and the run ends by that.
@@ -159,6 +185,11 @@ impl Observer for RamObserver {
             Err(Unseen::Told(error)) => Err(error),
         }
     }
+}
+
+/// Every process once, by its first thread.
+fn leaders(reader: &mut TaskReader) -> impl Iterator<Item = &mut Task> {
+    reader.tasks().iter_mut().filter(|task| task.process.pid == task.process.tgid)
 }
 
 /// Which file systems the machine's three are.

@@ -168,6 +168,7 @@ impl Driver<'_> {
             Err(error) => return self.fault("copy", &error.to_string()),
         };
         self.watch_streams(exec, sinks, None);
+        self.run.recorder.copied().begin();
         let live = LiveCopy {
             actor,
             direction: Direction::In,
@@ -350,6 +351,9 @@ impl Driver<'_> {
             spoke,
         } = copy;
         drop(stdin);
+        if direction == Direction::In {
+            self.run.recorder.copied().end();
+        }
         let spoke = spoke.unwrap_or_default();
         let guest = guests_word(ended.as_ref(), &spoke);
         let refused = match (&sent, &received) {

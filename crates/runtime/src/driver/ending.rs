@@ -49,7 +49,7 @@ impl Driver<'_> {
                     return self.fault("observe", &format!("{observer}: {error}"));
                 }
                 Ok(Told::Seen(seen)) => watch::record(&mut self.run.recorder, seen)?,
-                Ok(Told::Armed | Told::LastLooked) => {}
+                Ok(Told::Armed | Told::Rolled | Told::LastLooked) => {}
                 Err(_) => return self.fault("observe", &watch.why_dead()),
             }
         }

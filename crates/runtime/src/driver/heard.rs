@@ -55,6 +55,7 @@ impl Driver<'_> {
                 let claim = hotcell_wire::Claim { kind, subject, parent, value, text: &text };
                 self.run.recorder.claim(&claim)?;
             }
+            FromGuest::Rolled { roll } => self.rolled(roll),
             FromGuest::Quiesced if self.state == State::Ending => {
                 self.quiesced = true;
                 self.state = State::Over;

@@ -316,3 +316,22 @@ impl Drop for SabotagedVmm {
         let _ = child.wait();
     }
 }
+
+#[test]
+fn a_process_that_carries_the_runs_mark_and_outlives_it_is_a_kill_and_another_runs_is_none() {
+    for (marked, verdict) in [("run-00000001", "KILLED"), ("run-00000002", "ALLOWED")] {
+        let lab = Lab::honest();
+        let mut left = std::process::Command::new("sh")
+            .args(["-c", "read forever", "-name", &format!("hotcell-{marked}")])
+            .env("HOTCELL_REGISTRY", lab.runtime.registry.path())
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (report, _) = lab.run(&["true"]);
+        left.kill().unwrap();
+        left.wait().unwrap();
+        assert_eq!(report.verdict.as_str(), verdict, "{report:?}");
+        let reasons: &[&str] = if verdict == "KILLED" { &["process_outlived_run"] } else { &[] };
+        assert_eq!(report.kill.reasons, reasons, "{report:?}");
+    }
+}

@@ -1,0 +1,48 @@
+//! A VMM that attaches the root image writable, whatever it was told: `attacks/qemu.c` in QEMU's place.
+
+use crate::attacks::built;
+use crate::observed::{HONEST, Module, Seen, Taken, assert_spared};
+use hotcell_vm::{JailChoice, QemuBackend};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+/// A run under this VMM, which gets the root image from a descriptor that can write: without one it could do nothing.
+fn under(vmm: &str) -> Seen {
+    let mut taken = Taken::new(Module::AtHand);
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let program = dir.path().join(vmm);
+    fs::write(&program, built("qemu.c")).unwrap();
+    fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let copy = dir.path().join("root");
+    fs::copy(format!("/proc/self/fd/{}", taken.boot.root.file.as_raw_fd()), &copy).unwrap();
+    fs::set_permissions(&copy, PermissionsExt::from_mode(0o666)).unwrap();
+    if vmm != "qemu-honest" {
+        taken.boot.root.file = File::options().read(true).write(true).open(&copy).unwrap();
+    }
+    taken.runtime.backend = Arc::new(QemuBackend::new(program, JailChoice::Auto).unwrap());
+    taken.run(HONEST)
+}
+
+#[test]
+fn a_vmm_that_holds_the_root_writable_is_ended_before_it_counts_as_started() {
+    let seen = under("qemu-writable");
+    assert_ne!(seen.report.verdict.as_str(), "ALLOWED", "{seen:?}");
+    assert!(seen.report.error.as_ref().is_some_and(|error| error.contains("writ")), "{seen:?}");
+    assert_eq!((seen.said.as_str(), seen.code), ("", None), "nothing of the guest ran: {seen:?}");
+}
+
+#[test]
+fn a_vmm_that_says_read_only_and_attaches_the_root_writable_is_killed() {
+    let seen = under("qemu-lying");
+    assert_eq!(seen.report.verdict.as_str(), "KILLED", "{seen:?}");
+    assert_eq!(seen.report.kill.reasons, ["writable_root"], "{seen:?}");
+    assert!(seen.report.kill.absolute, "{seen:?}");
+}
+
+#[test]
+fn the_same_program_that_changes_nothing_is_let_be() {
+    assert_spared(&under("qemu-honest"));
+}
