@@ -512,4 +512,3 @@ fn a_process_that_the_guest_invents_is_named_by_the_opinions_and_an_honest_accou
     assert!(rolls(&seen) >= 2, "{seen:?}");
     assert_eq!(opinions(&seen), []);
 }
-

@@ -139,14 +139,17 @@ impl Observer for RamObserver {
 
     fn processes(&mut self) -> Option<Vec<SeenProcess>> {
         let (_, reader, ..) = self.armed.as_mut()?;
-        let of_workload = |task: &&mut Task| task.process.executable().is_some_and(|file| file.place != Place::Initramfs);
+        let of_workload =
+            |task: &&mut Task| task.process.executable().is_some_and(|file| file.place != Place::Initramfs);
         Some(leaders(reader).filter(of_workload).filter_map(|task| task.process.seen()).collect())
     }
 
     fn roll(&mut self, seen: &mut Sightings) -> Result<Option<Roll>, ObserveError> {
         let before = self.whole;
         self.look(seen)?;
-        let Some((_, reader, ..)) = self.armed.as_mut().filter(|_| self.whole > before) else { return Ok(None) };
+        let Some((_, reader, ..)) = self.armed.as_mut().filter(|_| self.whole > before) else {
+            return Ok(None);
+        };
         let mut roll = Roll::default();
         for task in leaders(reader) {
             match task.process.executable() {
