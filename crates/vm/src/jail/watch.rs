@@ -30,6 +30,8 @@ use std::time::Duration;
 /// Between the look that finds something new open or mapped and the one that confirms it: the C library may open a file
 /// for an instant.
 const CONFIRM: Duration = Duration::from_millis(5);
+/// Readings of a process that can't be read and has not ended: a killed one is gone by then.
+const TRIES: u32 = 50;
 /// Kernel objects without a file that QEMU makes while its guest runs.
 const MADE_WHILE_RUNNING: &[&str] =
     &["[eventfd]", "[eventpoll]", "[timerfd]", "[signalfd]", "[io_uring]", "kvm-vcpu", "kvm-vm"];
@@ -104,12 +106,19 @@ impl VmmWatch {
     }
 
     fn seen(&self) -> io::Result<Option<Seen>> {
-        let seen = Seen::of(&self.process, self.root);
-        // Of a process that is ending anything may be missing.
-        if !self.process.exists() || self.process.is_zombie() {
-            return Ok(None);
+        let mut tries = TRIES;
+        loop {
+            let seen = Seen::of(&self.process, self.root);
+            // Of a process that is ending anything may be missing, and it ends in steps: its files go before it is a zombie.
+            if !self.process.exists() || self.process.is_zombie() {
+                return Ok(None);
+            }
+            tries -= 1;
+            match seen {
+                Err(_) if tries > 0 => std::thread::sleep(CONFIRM),
+                seen => return seen.map(Some),
+            }
         }
-        seen.map(Some)
     }
 
     fn breaches(&self, now: &Seen) -> Vec<Breach> {
