@@ -211,7 +211,7 @@ pub(crate) struct Taken {
     pub(crate) runtime: Runtime,
     pub(crate) boot: MeasuredBoot,
     pub(crate) draft: RunDraft,
-    out: tempfile::TempDir,
+    pub(crate) out: tempfile::TempDir,
     _slot: Slot,
 }
 

@@ -267,3 +267,30 @@ fn a_vmm_that_is_held_by_less_than_this_host_gives_never_runs_its_guest() {
     let (_dir, program) = qemu_without("-no-such-argument");
     Job::new(["true"]).flags(["--cold"]).env("HOTCELL_QEMU", &program).run().assert_allowed(0);
 }
+
+/// One bit of a file that the machine would boot or load, changed since it was built or fetched.
+#[test]
+fn an_image_a_kernel_or_a_module_that_changed_since_it_was_built_is_refused() {
+    warm_up();
+    let files = ["state/images/busybox/root.sqfs", "cache/kernels/cloud/vmlinuz", "cache/kernels/cloud/virtio.ko"];
+    for changed in files {
+        let other = tempfile::tempdir().unwrap();
+        for folder in ["state/images/busybox", "cache/kernels/cloud"] {
+            fs::create_dir_all(other.path().join(folder)).unwrap();
+            for file in fs::read_dir(home().join(folder)).unwrap().map(|file| file.unwrap()) {
+                fs::copy(file.path(), other.path().join(folder).join(file.file_name())).unwrap();
+            }
+        }
+        let path = other.path().join(changed);
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let mut command = hotcell();
+        command.env("HOTCELL_HOME", other.path()).args(["run", "--accel", "tcg", "--name", "test-changed", "--", "true"]);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(125), "{changed}: {output:?}");
+        assert_paragraph(&output, &[Path::new(changed).file_name().unwrap().to_str().unwrap(), "digest"]);
+        assert!(!other.path().join("state/runs/test-changed").exists(), "{changed}: a machine was made");
+    }
+}

@@ -2,6 +2,7 @@
 
 use crate::attacks::built;
 use crate::observed::{HONEST, Module, Seen, Taken, assert_spared};
+use hotcell_ledger::Digest;
 use hotcell_vm::{JailChoice, QemuBackend};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -45,4 +46,18 @@ fn a_vmm_that_says_read_only_and_attaches_the_root_writable_is_killed() {
 #[test]
 fn the_same_program_that_changes_nothing_is_let_be() {
     assert_spared(&under("qemu-honest"));
+}
+
+#[test]
+fn what_was_hashed_boots_whatever_its_name_leads_to_meanwhile() {
+    let taken = Taken::new(Module::AtHand);
+    let other = taken.out.path().join("other");
+    fs::write(&other, "no initramfs").unwrap();
+    fs::rename(&other, taken.out.path().join("initramfs")).unwrap();
+    // The control: by its name another file would boot now, and that is refused.
+    let named = Digest::of(&fs::read(taken.out.path().join("initramfs")).unwrap());
+    assert_ne!(named, taken.boot.initramfs.digest);
+    let seen = taken.run(HONEST);
+    assert_spared(&seen);
+    assert_eq!(seen.said, "working\n");
 }
