@@ -272,7 +272,8 @@ fn a_vmm_that_is_held_by_less_than_this_host_gives_never_runs_its_guest() {
 #[test]
 fn an_image_a_kernel_or_a_module_that_changed_since_it_was_built_is_refused() {
     warm_up();
-    let files = ["state/images/busybox/root.sqfs", "cache/kernels/cloud/vmlinuz", "cache/kernels/cloud/virtio.ko"];
+    let files =
+        ["state/images/busybox/root.sqfs", "cache/kernels/cloud/vmlinuz", "cache/kernels/cloud/virtio.ko"];
     for changed in files {
         let other = tempfile::tempdir().unwrap();
         for folder in ["state/images/busybox", "cache/kernels/cloud"] {
@@ -287,7 +288,15 @@ fn an_image_a_kernel_or_a_module_that_changed_since_it_was_built_is_refused() {
         bytes[middle] ^= 1;
         fs::write(&path, bytes).unwrap();
         let mut command = hotcell();
-        command.env("HOTCELL_HOME", other.path()).args(["run", "--accel", "tcg", "--name", "test-changed", "--", "true"]);
+        command.env("HOTCELL_HOME", other.path()).args([
+            "run",
+            "--accel",
+            "tcg",
+            "--name",
+            "test-changed",
+            "--",
+            "true",
+        ]);
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(125), "{changed}: {output:?}");
         assert_paragraph(&output, &[Path::new(changed).file_name().unwrap().to_str().unwrap(), "digest"]);
