@@ -107,6 +107,7 @@ impl Observed {
             cache: cache.path().to_owned(),
             marked: Vec::new(),
             rules: ProcessRules::default(),
+            shown: false,
         });
         observer.prepare().unwrap();
         let mut seen = Sightings::default();
