@@ -27,7 +27,10 @@ impl Hotcell {
     fn new(user: Option<u32>) -> Hotcell {
         let home = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
         let program = home.path().join("hotcell");
-        fs::copy(env!("CARGO_BIN_EXE_hotcell"), &program).unwrap();
+        // By another process: one that this one forks meanwhile, for another test, would hold the file open to write.
+        let copied =
+            Command::new("cp").args([env!("CARGO_BIN_EXE_hotcell").as_ref(), program.as_path()]).status();
+        assert!(copied.unwrap().success());
         // Kernel and image are made once, by whoever may; not every user can use apt.
         if let Some(shared) = std::env::var_os("HOTCELL_HOME").filter(|home| Path::new(home).is_dir()) {
             for part in ["cache", "state/images"] {

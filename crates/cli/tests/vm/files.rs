@@ -3,7 +3,7 @@
 use crate::harness::{Job, PATIENCE, Slot, home, hotcell, warm_up};
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
@@ -23,6 +23,10 @@ fn a_tree_goes_in_and_comes_out_byte_for_byte_with_modes_times_and_links() {
     fs::File::open("/dev/urandom").unwrap().read_exact(&mut noise).unwrap();
     fs::write(tree.join("noise"), &noise).unwrap();
     fs::write(tree.join("empty"), b"").unwrap();
+    // Holes around a few bytes, to a length that is no multiple of anything.
+    let holes = fs::File::create(tree.join("holes")).unwrap();
+    holes.write_all_at(b"between holes", 20_000_003).unwrap();
+    holes.set_len(41_000_001).unwrap();
     fs::write(tree.join("sub/deep/odd \n\"name'"), b"x").unwrap();
     fs::hard_link(tree.join("noise"), tree.join("sub/same")).unwrap();
     symlink("deep", tree.join("sub/link")).unwrap();
@@ -58,13 +62,14 @@ fn a_tree_goes_in_and_comes_out_byte_for_byte_with_modes_times_and_links() {
     assert_eq!(fs::read(out.join("sub/deep/odd \n\"name'")).unwrap(), b"x");
     assert_eq!(fs::read(out.join("sub/deep/new")).unwrap(), b"new\n");
     assert_eq!(fs::read(out.join("empty")).unwrap(), b"");
+    assert!(fs::read(out.join("holes")).unwrap() == fs::read(tree.join("holes")).unwrap(), "holes");
     for name in ["sub/link", "sub/out", "sub/fifo"] {
         assert!(out.join(name).symlink_metadata().is_err(), "{name} is in the record");
         assert!(outcome.err().contains(name), "{name} was not said: {}", outcome.err());
     }
     let record = outcome.record();
     let of = |direction: &str| record.facts("copied").filter(|fact| fact["direction"] == direction).count();
-    assert_eq!((of("in"), of("out")), (9 + 1, 9));
+    assert_eq!((of("in"), of("out")), (10 + 1, 10));
     assert!(record.facts("copy_ended").all(|fact| fact["error"].is_null()));
     // The control for what the verifier says of it: one bit of what came out.
     let mut changed = noise;
