@@ -1,4 +1,4 @@
-//! What the gate costs: the same loads in two machines, one with enforcement, one without a list.
+//! How long an exec takes, and what the gate costs: the same loads in two machines, one with enforcement, one without a list.
 //!
 //! ```text
 //! cargo bench -p hotcell-cli --bench exec [-- ROUNDS]      default 10; uses HOTCELL_HOME or target/bench-home
@@ -6,9 +6,10 @@
 //! Both machines are up from the beginning; each round runs each load once in either, in turn, the order changing
 //! from round to round. Two figures for each load: the host's clock from asking for the exec to its end, and the processor
 //! time that the machine's QEMU took meanwhile, which a busy host disturbs less. Of both the median of the rounds' ratios,
-//! with quartiles and range.
+//! with quartiles and range. The round trip of an exec: from [`Run::exec`] of `true` to its result, one after the other.
+//! The last line is JSON.
 
-use hotcell_image::{Guest, Store};
+use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft};
 use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, Patience, Run, Runtime};
@@ -38,6 +39,8 @@ const LOADS: [(&str, u32, &str); 3] = [
         "i=0; while [ $i -lt 40 ]; do /bin/sh -c 'sort -r big >o.1; md5sum o.1 >o.2'; i=$((i+1)); done",
     ),
 ];
+/// Round trips of each kind.
+const ROUND_TRIPS: usize = 100;
 const PREPARE: &str = "seq 300 | sed 's/$/ abcabc/' >src; seq 30000 >big";
 
 fn runtime(home: &Path, out: &Path) -> Result<Runtime, Box<dyn Error>> {
@@ -62,8 +65,8 @@ fn start(home: &Path, out: &Path, enforced: bool) -> Result<Run, Box<dyn Error>>
     let mut say = |text: &str| eprintln!("{text}");
     let store = Store::new(&home.join("cache"), &home.join("state/images"), GUEST);
     let image = store.image("busybox", &mut say)?;
-    let kernel = store.kernel(&mut say)?;
-    let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), &store.initramfs(&kernel)?, &image.root)?;
+    let kernel = store.kernel(KernelKind::default(), &mut say)?;
+    let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), &store.initramfs(&kernel)?.path, &image.root)?;
     let reference = ImageRef {
         name: "busybox".into(),
         kernel: boot.kernel.digest,
@@ -116,6 +119,14 @@ fn seconds(run: &Run, script: &str) -> Result<[f64; 2], Box<dyn Error>> {
     }
 }
 
+/// Milliseconds from asking for `true` to its end.
+fn round_trip(run: &Run) -> Result<f64, Box<dyn Error>> {
+    let begun = Instant::now();
+    let result = run.exec(ExecRequest::new(["/bin/true"]), ExecIo::default()).wait()?;
+    let took = begun.elapsed().as_secs_f64() * 1e3;
+    if result.code == 0 { Ok(took) } else { Err(format!("true ended with {}", result.code).into()) }
+}
+
 fn quantile(sorted: &[f64], at: f64) -> f64 {
     let place = sorted.len().saturating_sub(1) as f64 * at;
     let value = |at: f64| sorted.get(at as usize).copied().unwrap_or(f64::NAN);
@@ -137,6 +148,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let machines = [start(&home, &out, false)?, start(&home, &out, true)?];
     for machine in &machines {
         seconds(machine, PREPARE)?;
+    }
+    let mut trips = Vec::new();
+    for (name, pause) in [("back_to_back", Duration::ZERO), ("after_60_ms", Duration::from_millis(60))] {
+        let live = machines.last().ok_or("no machine")?;
+        let mut took = Vec::new();
+        for _ in 0..ROUND_TRIPS {
+            std::thread::sleep(pause);
+            took.push(round_trip(live)?);
+        }
+        let took = sorted(took);
+        let [p50, p95, least] = [0.5, 0.95, 0.0].map(|at| quantile(&took, at));
+        println!("round trip of true, {name}: p50 {p50:.1} ms, p95 {p95:.1} ms, least {least:.1} ms");
+        trips.push(format!(r#""{name}": {took:.2?}"#));
     }
     println!("| load | executions | measure | without | with | ratio: median | quartiles | range |");
     println!("|---|---|---|---|---|---|---|---|");
@@ -172,6 +196,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             );
         }
     }
+    println!(r#"{{"round_trip_ms": {{{}}}}}"#, trips.join(", "));
     for machine in machines {
         let report = machine.finish();
         assert_eq!(report.verdict.as_str(), "ALLOWED", "{report:?}");

@@ -34,6 +34,9 @@ pub(crate) enum Command {
     /// Images that machines boot.
     #[command(subcommand)]
     Image(Image),
+    /// Kernels that machines boot.
+    #[command(subcommand)]
+    Kernel(Kernel),
     /// Templates that runs go on from; the first run of an image makes its own.
     #[command(subcommand)]
     Template(Template),
@@ -63,6 +66,9 @@ pub(crate) struct Run {
     /// How the process that makes the machine is held: what the host gives, or all of it.
     #[arg(long, value_enum, default_value_t = Jail::Auto)]
     pub(crate) jail: Jail,
+    /// The kernel to boot.
+    #[arg(long, value_enum, default_value_t = Kernels::Cloud)]
+    pub(crate) kernel: Kernels,
     /// Boot from scratch instead of going on from the image's template.
     #[arg(long)]
     pub(crate) cold: bool,
@@ -177,6 +183,22 @@ pub(crate) enum Image {
     Rm(ImageRm),
     /// Build an image again, with the packages that a run asked for and its policy approved.
     Rebuild(ImageRebuild),
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Kernels {
+    /// The distribution's cloud kernel, downloaded at first use.
+    Cloud,
+    /// A smaller one, built from the distribution's source by `hotcell kernel build`.
+    Slim,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Kernel {
+    /// Build the slim kernel from the distribution's source; takes minutes, and does nothing where it is there.
+    Build,
+    /// List the kernels that are there.
+    Ls,
 }
 
 #[derive(Debug, Subcommand)]

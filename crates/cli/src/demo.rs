@@ -3,6 +3,7 @@
 use crate::args;
 use crate::exit::Fatal;
 use crate::session::{Job, Prepared, Session};
+use hotcell_image::KernelKind;
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{ExecIo, RunReport, Runtime};
 use hotcell_vm::{AccelChoice, JailChoice};
@@ -72,7 +73,8 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
             policy.capabilities.write = vec!["/workspace/report.txt".into()];
         }
         let argv = ["/bin/sh", "-c", scene.script].map(String::from).to_vec();
-        let job = Job { image: "busybox".into(), name: None, policy, argv, env: Vec::new(), cwd: None };
+        let (image, kernel) = ("busybox".into(), KernelKind::default());
+        let job = Job { image, kernel, name: None, policy, argv, env: Vec::new(), cwd: None };
         let mut prepared = session.prepare(job)?;
         session.attach_template(&runtime, &mut prepared);
         let Prepared { spec, boot, advisor, .. } = prepared;

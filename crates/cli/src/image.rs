@@ -1,17 +1,16 @@
 //! `hotcell image`: build, rebuild, ls, show, rm.
 
 use crate::args;
+use crate::bar::{Bar, shown};
 use crate::exit::Fatal;
 use crate::session::Session;
 use crate::verify;
-use hotcell_image::{Image, ImageError, Limits, Pin, Progress, Recipe, Source};
+use hotcell_image::{Image, ImageError, Limits, Pin, Recipe, Source};
 use hotcell_policy::{EntryKind, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
@@ -222,54 +221,6 @@ fn show(image: &Image, json: bool) {
     for (name, words) in [("entrypoint", &config.entrypoint), ("cmd", &config.cmd)] {
         if !words.is_empty() {
             line(name, format!("{words:?}"));
-        }
-    }
-}
-
-/// Texts of an image are its author's: no control character of them reaches a terminal.
-fn shown(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
-        .collect()
-}
-
-/// A bar where stderr is a terminal, else lines.
-struct Bar {
-    bar: Option<ProgressBar>,
-}
-
-impl Bar {
-    fn new() -> Bar {
-        let bar = std::io::stderr().is_terminal().then(ProgressBar::new_spinner);
-        if let Some(bar) = &bar {
-            let style = ProgressStyle::with_template("{spinner} {msg} {bytes} {elapsed}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-            bar.enable_steady_tick(Duration::from_millis(120));
-        }
-        Bar { bar }
-    }
-
-    fn end(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-impl Progress for Bar {
-    fn step(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(0);
-                bar.set_message(shown(text));
-            }
-            None => eprintln!("hotcell: {}", shown(text)),
-        }
-    }
-
-    fn bytes(&mut self, done: u64, _total: Option<u64>) {
-        if let Some(bar) = &self.bar {
-            bar.set_position(done);
         }
     }
 }

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bar;
 mod demo;
 mod doctor;
 mod exit;
 mod home;
 mod image;
+mod kernel;
 mod profile;
 mod registry;
 mod report;
@@ -30,6 +32,7 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
     match cli.command {
         args::Command::Run(args) => run::run(args),
         args::Command::Image(command) => image::image(command),
+        args::Command::Kernel(command) => kernel::kernel(&command),
         args::Command::Template(command) => template::template(command),
         args::Command::Verify(args) => verify::verify(&args),
         args::Command::Demo(args) => demo::demo(args),

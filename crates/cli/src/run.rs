@@ -39,12 +39,18 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let puts = args.put.iter().map(|(source, target)| PutRequest::new(source, target));
     let puts = puts.collect::<Result<Vec<PutRequest>, CopyError>>().map_err(Fatal::failed)?;
     let session = Session::open()?;
-    let mut runtime = session.runtime(args.accel.into(), args.jail.into(), args.out)?;
-    let (cold, asked_user) = (args.cold, args.user);
+    let Run { image, name, argv, env, cwd, get: gets, accel, jail, kernel, out, cold, .. } = args;
+    let asked_user = args.user;
     let plan = args.watch.then(watch::Plan::new);
-    let Run { image, name, argv, env, cwd, get: gets, .. } = args;
-    let job = Job { image, name, policy, argv, env, cwd };
-    let mut prepared = session.prepare(job)?;
+    let job = Job { image, kernel: kernel.into(), name, policy, argv, env, cwd };
+    // Neither needs the other, and each takes as long as a good part of a machine's start.
+    let (runtime, prepared) = std::thread::scope(|scope| {
+        let runtime = scope.spawn(|| session.runtime(accel.into(), jail.into(), out));
+        let prepared = session.prepare(job);
+        (runtime.join(), prepared)
+    });
+    let mut runtime = runtime.map_err(|_| Fatal::failed("looking at this host panicked"))??;
+    let mut prepared = prepared?;
     if !cold {
         session.attach_template(&runtime, &mut prepared);
     }

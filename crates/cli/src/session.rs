@@ -5,7 +5,7 @@ use crate::exit::Fatal;
 use crate::home::{Home, find_qemu};
 use crate::profile;
 use hotcell_advisory::Fingerprint;
-use hotcell_image::{Guest, Store};
+use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
@@ -32,6 +32,7 @@ pub(crate) struct Session {
 /// What to run.
 pub(crate) struct Job {
     pub(crate) image: String,
+    pub(crate) kernel: KernelKind,
     pub(crate) name: Option<String>,
     pub(crate) policy: PolicyDraft,
     pub(crate) argv: Vec<String>,
@@ -66,8 +67,14 @@ impl Session {
     ) -> Result<Runtime, Fatal> {
         let program = find_qemu().map_err(Fatal::failed)?;
         let registry = Registry::open(&self.home.registry()).map_err(Fatal::failed)?;
-        // What a dead owner left would take memory and disk from this run.
-        for left in registry.reap().map_err(Fatal::failed)? {
+        let (reaped, backend) = std::thread::scope(|scope| {
+            // What a dead owner left would take memory and disk from this run.
+            let reaping = scope.spawn(|| registry.reap());
+            let backend = QemuBackend::new(program, jail);
+            (reaping.join(), backend)
+        });
+        let reaped = reaped.map_err(|_| Fatal::failed("looking for what dead owners left panicked"))?;
+        for left in reaped.map_err(Fatal::failed)? {
             eprintln!("hotcell: left by a dead owner, {}: {}", left.run_id, left.actions.join("; "));
         }
         let acceleration: Acceleration =
@@ -78,9 +85,7 @@ impl Session {
         };
         Ok(Runtime {
             registry,
-            backend: Arc::new(
-                QemuBackend::new(program, jail).map_err(Fatal::failed)?.remembering(self.digests()),
-            ),
+            backend: Arc::new(backend.map_err(Fatal::failed)?.remembering(self.digests())),
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
             cache: self.home.cache().to_owned(),
@@ -121,16 +126,20 @@ impl Session {
             job.policy.profile.fingerprint.as_deref().map(Path::new).map(profile::read).transpose()?;
         let mut say = |text: &str| eprintln!("hotcell: {text}");
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
-        let kernel = self.store.kernel(&mut say).map_err(Fatal::failed)?;
+        let kernel = self.store.kernel(job.kernel, &mut say).map_err(Fatal::failed)?;
         let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;
-        let mut boot = MeasuredBoot::remembering(&self.digests(), &kernel.vmlinuz(), &initramfs, &image.root)
-            .map_err(Fatal::failed)?;
-        if boot.root.digest != image.digest {
-            let why = "its digest is not the one that was recorded when it was built";
-            return Err(Fatal::failed(format!(
-                "{} is damaged: {why}. Build the image again",
-                image.root.display()
-            )));
+        let mut boot =
+            MeasuredBoot::remembering(&self.digests(), &kernel.vmlinuz(), &initramfs.path, &image.root)
+                .map_err(Fatal::failed)?;
+        for (path, now, then, mend) in [
+            (&image.root, boot.root.digest, image.digest, "Build the image again"),
+            (&kernel.vmlinuz(), boot.kernel.digest, kernel.digest(), "Remove its folder"),
+            (&initramfs.path, boot.initramfs.digest, initramfs.digest, "Remove it"),
+        ] {
+            if now != then {
+                let why = "its digest is not the one that was recorded when it was made";
+                return Err(Fatal::failed(format!("{} is damaged: {why}. {mend}", path.display())));
+            }
         }
         let reference = ImageRef {
             name: job.image,

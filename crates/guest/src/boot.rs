@@ -7,6 +7,7 @@
 //! What it does not: limits, nonce, clock, entropy; see `configure`.
 
 use crate::cgroup::{self, Workload};
+use crate::configure::Prepared;
 use crate::gate::Gate;
 use crate::last::{Doing, Failure};
 use crate::limits::DEVICE_PATIENCE;
@@ -14,7 +15,7 @@ use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::reaper::{self, Reaper};
 use crate::requests;
-use crate::start::Ground;
+use crate::start::Starter;
 use crate::view::{self, attach, make_directory};
 use crate::{confine, syscalls};
 use hotcell_wire::CHANNEL_NAME;
@@ -41,10 +42,11 @@ const PRIORITY: i32 = -15;
 pub(crate) struct Booted {
     pub(crate) poll: Poll,
     pub(crate) port: OwnedFd,
-    pub(crate) ground: Ground,
+    pub(crate) starter: Starter,
     pub(crate) gate: Gate,
     pub(crate) reaper: Reaper,
     pub(crate) workload: Workload,
+    pub(crate) prepared: Prepared,
     pub(crate) oom: OomLog,
     pub(crate) listener: OwnedFd,
 }
@@ -59,6 +61,7 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
     hotcell_sys::guest::loopback_up().doing(|| "bring the loopback interface up".into())?;
     harden_kernel()?;
     let workload = Workload::create()?;
+    let prepared = Prepared::new(&workload)?;
     let oom = OomLog::open()?;
     let listener = requests::listen()?;
     let filter = syscalls::filter().doing(|| "compile the system call filter".into())?;
@@ -74,9 +77,11 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
         .and_then(|()| poll.watch(&listener, Source::Listener))
         .and_then(|()| poll.watch(workload.events_fd(), Source::Workload))
         .doing(|| "watch the workload".into())?;
+    let mut starter = Starter::new(view, filter);
+    starter.make_ahead();
     let port = open_channel()?;
     poll.watch(&port, Source::Channel).doing(|| "watch the channel".into())?;
-    Ok(Booted { poll, port, ground: Ground { null, view, filter }, gate, reaper, workload, oom, listener })
+    Ok(Booted { poll, port, starter, gate, reaper, workload, prepared, oom, listener })
 }
 
 fn mount_own() -> Result<(), Failure> {
@@ -98,7 +103,7 @@ fn mount_own() -> Result<(), Failure> {
 fn reserve_low_descriptors() -> Result<OwnedFd, Failure> {
     let null =
         open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).doing(|| "open /dev/null".into())?;
-    let lowest = 1 + confine::STATUS_NUMBER as i32;
+    let lowest = 1 + confine::ORDER_NUMBER as i32;
     loop {
         let copy = fcntl_dupfd_cloexec(&null, 0).doing(|| "reserve descriptors".into())?;
         if std::os::fd::AsRawFd::as_raw_fd(&copy) >= lowest {

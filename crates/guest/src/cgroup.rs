@@ -32,14 +32,14 @@ impl Workload {
         let control = format!("{MOUNT}/cgroup.subtree_control");
         fs::write(&control, "+cpu +memory +pids").doing(|| format!("enable controllers in {control}"))?;
         fs::create_dir(WORKLOAD).doing(|| format!("create {WORKLOAD}"))?;
-        Ok(Workload {
-            events: Events::open(Path::new(WORKLOAD)).doing(|| "open the workload's cgroup".into())?,
-        })
+        let events = Events::open(Path::new(WORKLOAD)).doing(|| "open the workload's cgroup".into())?;
+        Ok(Workload { events })
     }
 
     /// Sets the limits.
     pub(crate) fn limit(&self, pids: u32, memory_bytes: u64) -> Result<(), Failure> {
-        for (file, value) in [("pids.max", u64::from(pids)), ("memory.max", memory_bytes)] {
+        // One more for the process that waits for the next exec's order.
+        for (file, value) in [("pids.max", u64::from(pids) + 1), ("memory.max", memory_bytes)] {
             let path = format!("{WORKLOAD}/{file}");
             fs::write(&path, value.to_string()).doing(|| format!("write {value} to {path}"))?;
         }

@@ -5,8 +5,7 @@
 
 use crate::cgroup::Workload;
 use crate::last::{Doing, Failure};
-use crate::limits::{LEAST_MEMORY_BYTES, RESERVE_BYTES};
-use crate::start::Ground;
+use crate::limits::{LEAST_MEMORY_BYTES, OWNER, PIDS, RESERVE_BYTES, TMP_BYTES};
 use crate::view;
 use hotcell_sys::guest::{ForkPlan, LockedPage, Namespaces, credit_entropy, exit_now, fork};
 use hotcell_wire::{Clock, Configure, NONCE_MARK};
@@ -14,33 +13,78 @@ use rustix::process::{WaitId, WaitIdOptions, waitid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
-/// What stays in memory for the whole run.
+/// What a configuration needs, and the values that most have: made while the machine boots, so that it is in
+/// every template and a clone need not do it.
 #[derive(Debug)]
-pub(crate) struct Configured {
-    /// Mark and nonce; the host finds them in this machine's RAM.
-    _nonce: LockedPage,
+pub(crate) struct Prepared {
+    random: File,
+    /// For mark and nonce, which stay in memory for the whole run; the host finds them in this machine's RAM.
+    nonce: LockedPage,
+    /// Bytes of memory that the machine has.
+    memory_total: u64,
+    now: Settings,
 }
 
-/// Applies the host's configuration.
-pub(crate) fn apply(
-    configure: &Configure,
-    workload: &Workload,
-    ground: &Ground,
-) -> Result<Configured, Failure> {
-    let random = File::open("/dev/urandom").doing(|| "open /dev/urandom".into())?;
-    credit_entropy(&random, &configure.entropy).doing(|| "credit entropy".into())?;
-    set_wall_clock(configure.wall_clock_ns.get())?;
-    view::resize_tmp(configure.tmp_bytes.get())?;
-    workload.limit(configure.pids.get(), memory(configure.memory_bytes.get())?)?;
-    view::own_workspace(configure.workspace_uid.get(), configure.workspace_gid.get())?;
-    if configure.workspace_exec != 0 {
-        in_view(ground, view::allow_workspace_exec)?;
+/// What holds now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settings {
+    tmp_bytes: u64,
+    pids: u32,
+    memory_bytes: u64,
+    owner: (u32, u32),
+}
+
+impl Prepared {
+    /// After the workload's view and its cgroup were made.
+    pub(crate) fn new(workload: &Workload) -> Result<Prepared, Failure> {
+        let memory_total = memory_total()?;
+        let now =
+            Settings { tmp_bytes: TMP_BYTES, pids: PIDS, memory_bytes: limit(memory_total, 0), owner: OWNER };
+        workload.limit(now.pids, now.memory_bytes)?;
+        view::own_workspace(now.owner.0, now.owner.1)?;
+        // The first question after the time looks for how to ask it.
+        let _ = uptime_ns();
+        Ok(Prepared {
+            random: File::open("/dev/urandom").doing(|| "open /dev/urandom".into())?,
+            nonce: LockedPage::new().doing(|| "lock a page for the nonce".into())?,
+            memory_total,
+            now,
+        })
     }
-    let marked = [NONCE_MARK.as_slice(), &configure.nonce].concat();
-    let nonce = LockedPage::new(&marked).doing(|| "lock a page for the nonce".into())?;
-    Ok(Configured { _nonce: nonce })
+
+    /// Applies the host's configuration.
+    pub(crate) fn apply(
+        &mut self,
+        configure: &Configure,
+        workload: &Workload,
+        view: BorrowedFd<'_>,
+    ) -> Result<(), Failure> {
+        credit_entropy(&self.random, &configure.entropy).doing(|| "credit entropy".into())?;
+        set_wall_clock(configure.wall_clock_ns.get())?;
+        let wanted = Settings {
+            tmp_bytes: configure.tmp_bytes.get(),
+            pids: configure.pids.get(),
+            memory_bytes: limit(self.memory_total, configure.memory_bytes.get()),
+            owner: (configure.workspace_uid.get(), configure.workspace_gid.get()),
+        };
+        if wanted.tmp_bytes != self.now.tmp_bytes {
+            crate::view::resize_tmp(wanted.tmp_bytes)?;
+        }
+        if (wanted.pids, wanted.memory_bytes) != (self.now.pids, self.now.memory_bytes) {
+            workload.limit(wanted.pids, wanted.memory_bytes)?;
+        }
+        if wanted.owner != self.now.owner {
+            crate::view::own_workspace(wanted.owner.0, wanted.owner.1)?;
+        }
+        self.now = wanted;
+        if configure.workspace_exec != 0 {
+            in_view(view, crate::view::allow_workspace_exec)?;
+        }
+        let marked = [NONCE_MARK.as_slice(), &configure.nonce].concat();
+        self.nonce.fill(&marked).doing(|| "keep the nonce".into())
+    }
 }
 
 /// Sets the clock by a moment that this guest told the host of, whatever time has passed since.
@@ -61,15 +105,12 @@ fn set_wall_clock(ns: u64) -> Result<(), Failure> {
     clock_settime(ClockId::Realtime, time).doing(|| "set the clock".into())
 }
 
-/// The workload's memory limit: what was asked for, but never what PID 1 and the kernel need.
-fn memory(asked: u64) -> Result<u64, Failure> {
+fn memory_total() -> Result<u64, Failure> {
     let info = fs::read_to_string("/proc/meminfo").doing(|| "read /proc/meminfo".into())?;
     let total = info
         .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-        .ok_or_else(|| Failure::new("/proc/meminfo has no MemTotal"))?
-        .saturating_mul(1024);
-    Ok(limit(total, asked))
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    total.map(|kib| kib.saturating_mul(1024)).ok_or_else(|| Failure::new("/proc/meminfo has no MemTotal"))
 }
 
 fn limit(total: u64, asked: u64) -> u64 {
@@ -79,10 +120,10 @@ fn limit(total: u64, asked: u64) -> u64 {
 
 /// Runs `change` in the workload's mount namespace, in a child, since a process
 /// that enters one loses its own root.
-fn in_view(ground: &Ground, change: fn() -> Result<(), Failure>) -> Result<(), Failure> {
+fn in_view(view: BorrowedFd<'_>, change: fn() -> Result<(), Failure>) -> Result<(), Failure> {
     let plan = ForkPlan { cgroup: None, namespaces: Namespaces::Inherit };
     let child = fork(plan, || {
-        let entered = move_into_link_name_space(ground.view(), Some(LinkNameSpaceType::Mount))
+        let entered = move_into_link_name_space(view, Some(LinkNameSpaceType::Mount))
             .doing(|| "enter the workload's view".into());
         match entered.and_then(|()| change()) {
             Ok(()) => exit_now(0),

@@ -6,12 +6,14 @@
 //! no capability in any set, no way to gain one, the seccomp filter; only the
 //! descriptors 0, 1, 2; and default signals, limits and priority. Any step
 //! that fails ends the child, and its number and errno go to PID 1.
-//! What it does not: allocate. All memory that it needs is in [`Plan`].
 //! Who may call: `start` and `reaper`, in a fresh child.
 
 use crate::limits::OPEN_FILES;
-use hotcell_sys::guest::{ExecImage, Filter, adopt_stdio, close_from, default_signals, exit_now, write_raw};
-use hotcell_wire::Stage;
+use crate::start::{Order, candidates};
+use hotcell_sys::guest::{
+    ExecImage, Filter, adopt_stdio, close_from, default_signals, exit_now, read_raw, write_raw,
+};
+use hotcell_wire::{ExecText, Program, Stage};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, write};
 use rustix::process::{Resource, Rlimit, chdir, setpriority_process, setrlimit, setsid, umask};
@@ -26,50 +28,73 @@ use std::os::fd::BorrowedFd;
 
 /// The descriptor on which a child reports, after its standard streams.
 pub(crate) const STATUS_NUMBER: u32 = 3;
+/// The descriptor from which it reads its order; closed before the program is executed.
+pub(crate) const ORDER_NUMBER: u32 = 4;
+/// Working directory where the host names none.
+const DEFAULT_CWD: &[u8] = b"/workspace";
 /// Bytes of a report: stage, errno.
 pub(crate) const REPORT_LEN: usize = 5;
 /// Exit code of a child that reported; nobody looks at it.
 const NOT_STARTED: i32 = 127;
 
-/// What runs at the end.
-#[derive(Debug)]
-pub(crate) enum Task {
-    /// Another program.
-    Program(ExecImage),
-    /// The init's own unpacker.
-    Unpack,
-    /// The init's own packer, of these paths.
-    Pack(Vec<Vec<u8>>),
-}
-
-/// Everything that the child needs.
+/// What a process is forked with.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) stdin: BorrowedFd<'a>,
     pub(crate) stdout: BorrowedFd<'a>,
     pub(crate) stderr: BorrowedFd<'a>,
     pub(crate) status: BorrowedFd<'a>,
+    /// From which it reads its [`Order`].
+    pub(crate) order: BorrowedFd<'a>,
     pub(crate) view: BorrowedFd<'a>,
     pub(crate) filter: &'a Filter,
-    pub(crate) uid: Uid,
-    pub(crate) gid: Gid,
-    pub(crate) cwd: CString,
-    pub(crate) task: Task,
 }
 
-/// Confines this process and runs the task.
+/// Confines this process as far as all are alike, waits for its order, confines it for that, and runs it.
 pub(crate) fn enter(plan: &Plan<'_>) -> Infallible {
-    let (stage, errno) = match confine(plan) {
-        Ok(()) => match &plan.task {
-            Task::Program(image) => (Stage::Exec, image.execute()),
-            Task::Unpack => run_own(c"hotcell-unpack", crate::unpack::run),
-            Task::Pack(paths) => run_own(c"hotcell-pack", || crate::pack::run(paths)),
+    let (stage, errno) = match begin(plan) {
+        Ok(None) => exit_now(NOT_STARTED),
+        Ok(Some(order)) => match confine(plan, &order) {
+            Ok(()) => run(order),
+            Err(failed) => failed,
         },
         Err(failed) => failed,
     };
     let [a, b, c, d] = errno.raw_os_error().to_le_bytes();
     tell(&[stage as u8, a, b, c, d]);
     exit_now(NOT_STARTED)
+}
+
+/// `None`: there will be no order.
+fn begin(plan: &Plan<'_>) -> Result<Option<Order>, (Stage, Errno)> {
+    inherit(plan).map_err(|errno| (Stage::Confine, errno))?;
+    let bytes = read_raw(ORDER_NUMBER as i32).map_err(|error| (Stage::Spawn, errno_of(&error)))?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    Order::decode(&bytes).map(Some).ok_or((Stage::Spawn, Errno::INVAL))
+}
+
+fn run(order: Order) -> (Stage, Errno) {
+    let strings = |list: Vec<Vec<u8>>| list.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
+    let ExecText { argv, env, .. } = order.text;
+    match order.program {
+        Program::Argv | Program::Service => {
+            let name = argv.first().map(Vec::as_slice).unwrap_or_default();
+            let candidates = strings(candidates(name, &env));
+            match (candidates, strings(argv), strings(env)) {
+                (Ok(candidates), Ok(argv), Ok(env)) => {
+                    (Stage::Exec, ExecImage::new(candidates, argv, env).execute())
+                }
+                _ => (Stage::Spawn, Errno::INVAL),
+            }
+        }
+        Program::Unpack => run_own(c"hotcell-unpack", crate::unpack::run),
+        Program::Pack => {
+            let paths: Vec<Vec<u8>> = argv.into_iter().skip(1).collect();
+            run_own(c"hotcell-pack", || crate::pack::run(&paths))
+        }
+    }
 }
 
 /// Reports to PID 1; whether it went through.
@@ -85,16 +110,19 @@ fn run_own(name: &CStr, run: impl FnOnce() -> i32) -> ! {
     exit_now(run())
 }
 
-fn confine(plan: &Plan<'_>) -> Result<(), (Stage, Errno)> {
-    inherit(plan).map_err(|errno| (Stage::Confine, errno))?;
-    chdir(plan.cwd.as_c_str()).map_err(|errno| (Stage::Chdir, errno))?;
+fn confine(plan: &Plan<'_>, order: &Order) -> Result<(), (Stage, Errno)> {
+    become_user(order).map_err(|errno| (Stage::Confine, errno))?;
+    let cwd = order.text.cwd.as_deref().unwrap_or(DEFAULT_CWD);
+    chdir(cwd).map_err(|errno| (Stage::Chdir, errno))?;
     plan.filter.install().map_err(|error| (Stage::Confine, errno_of(&error)))
 }
 
+/// What is alike for all.
 fn inherit(plan: &Plan<'_>) -> Result<(), Errno> {
     move_into_link_name_space(plan.view, Some(LinkNameSpaceType::Mount))?;
-    adopt_stdio(&[plan.stdin, plan.stdout, plan.stderr, plan.status]).map_err(|error| errno_of(&error))?;
-    close_from(STATUS_NUMBER + 1).map_err(|error| errno_of(&error))?;
+    adopt_stdio(&[plan.stdin, plan.stdout, plan.stderr, plan.status, plan.order])
+        .map_err(|error| errno_of(&error))?;
+    close_from(ORDER_NUMBER + 1).map_err(|error| errno_of(&error))?;
     close_status_on_exec()?;
     default_signals();
     setsid()?;
@@ -108,11 +136,16 @@ fn inherit(plan: &Plan<'_>) -> Result<(), Errno> {
     setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum: Some(hard) })?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     umask(Mode::from_raw_mode(0o022));
-    set_thread_groups(&[])?;
-    set_thread_res_gid(plan.gid, plan.gid, plan.gid)?;
+    set_thread_groups(&[])
+}
+
+fn become_user(order: &Order) -> Result<(), Errno> {
+    close_from(ORDER_NUMBER).map_err(|error| errno_of(&error))?;
+    let (uid, gid) = (Uid::from_raw(order.uid), Gid::from_raw(order.gid));
+    set_thread_res_gid(gid, gid, gid)?;
     // From root to another user the kernel clears the effective and permitted sets, and makes the
     // process undumpable until it executes: nobody can trace it while it holds PID 1's memory.
-    set_thread_res_uid(plan.uid, plan.uid, plan.uid)?;
+    set_thread_res_uid(uid, uid, uid)?;
     drop_capabilities()
 }
 

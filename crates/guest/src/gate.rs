@@ -69,15 +69,19 @@ pub(crate) struct Gate {
     control: OwnedFd,
     /// Keeps the group in force when the gate dies: waiting, not allowing.
     group: ExecEvents,
-    /// Digests sent so far; `None`: the list is complete.
+    /// Digests sent so far; `None`: the list is complete, or there is none.
     listed: Option<usize>,
     pub(crate) readable: bool,
 }
 
 impl Gate {
-    /// Starts the process. It is asked about nothing until [`Gate::enforce`].
+    /// Starts the process, and marks the workload's file systems. It lets everything pass until [`Gate::enforce`].
     pub(crate) fn start() -> Result<Gate, Failure> {
         let events = ExecEvents::new().doing(|| "be asked about executions".into())?;
+        for path in WATCHED {
+            let name = CString::new(path).doing(|| format!("watch {path}"))?;
+            events.watch_file_system(&name).doing(|| format!("be asked about executions on {path}"))?;
+        }
         let device = |path| fs::metadata(path).map(|there| there.dev()).doing(|| format!("look at {path}"));
         let (root, workspace) = (device(ROOT)?, device(WORKSPACE)?);
         let (control, theirs) =
@@ -109,18 +113,22 @@ impl Gate {
         self.tell(&[&[ALLOW_DIGESTS], digests.as_flattened()].concat())
     }
 
-    /// Completes the list, and marks the workload's file systems: holds from the next execution on.
-    /// A host that has no list never comes here, and its executions cost nothing.
-    pub(crate) fn enforce(&mut self, workspace: bool) -> Result<(), Failure> {
-        if self.listed.take().is_none() {
-            return Err(Failure::new("the host completed the list of executables twice"));
-        }
-        self.tell(&[ENFORCE, u8::from(workspace)])?;
-        for path in WATCHED {
-            let name = CString::new(path).doing(|| format!("watch {path}"))?;
-            self.group.watch_file_system(&name).doing(|| format!("be asked about executions on {path}"))?;
+    /// An exec begins. Where the host has completed no list by now there is none, and executions cost nothing.
+    pub(crate) fn begin(&mut self) -> Result<(), Failure> {
+        if self.listed.take().is_some() {
+            self.group.forget_file_systems().doing(|| "ask about no execution".into())?;
         }
         Ok(())
+    }
+
+    /// Completes the list, before the first exec: it holds from now on.
+    pub(crate) fn enforce(&mut self, workspace: bool) -> Result<(), Failure> {
+        if self.listed.take().is_none() {
+            return Err(Failure::new(
+                "the host completed the list of executables twice, or after an exec began",
+            ));
+        }
+        self.tell(&[ENFORCE, u8::from(workspace)])
     }
 
     /// What the host's token for this exec allows; before its first process exists.

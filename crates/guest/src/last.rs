@@ -55,6 +55,8 @@ pub(crate) fn stop_unheard(failure: &Failure) -> ! {
 pub(crate) fn console(text: &str) {
     // The console is the only place left; if it is gone too, nobody listens.
     let _ = std::io::stderr().write_all(format!("hotcell-init: {text}\n").as_bytes());
+    // A restart does not wait for what the serial port has not sent yet.
+    let _ = rustix::termios::tcdrain(std::io::stderr());
 }
 
 /// Ends the machine.

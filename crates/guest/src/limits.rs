@@ -35,6 +35,9 @@ pub const ABSENCE: Duration = Duration::from_millis(250);
 /// How long a machine whose host says nothing waits before it reads ahead. A host that boots a machine for a run has
 /// sent its configuration long before the channel opens.
 pub const BEFORE_READING_AHEAD: Duration = Duration::from_millis(20);
+/// How long nothing happens after an exec's end before the process of the next is forked: a run of one command ends
+/// within that.
+pub const BEFORE_FORKING_AHEAD: Duration = Duration::from_millis(20);
 /// How long quiescing waits for files that the kernel closes late.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -45,8 +48,13 @@ pub const RESERVE_BYTES: u64 = 48 * 1024 * 1024;
 pub const LEAST_MEMORY_BYTES: u64 = 16 * 1024 * 1024;
 /// `/run`: sockets and pid files.
 pub const RUN_BYTES: u64 = 4 * 1024 * 1024;
-/// `/tmp` and `/dev/shm` until the host says otherwise.
+/// `/tmp` and `/dev/shm` until the host says otherwise. This and the next two are what most runs have: a clone
+/// of a template then has nothing to change.
 pub const TMP_BYTES: u64 = 64 * 1024 * 1024;
+/// Processes until the host says otherwise.
+pub const PIDS: u32 = 256;
+/// User and group that own `/workspace` until the host says otherwise.
+pub const OWNER: (u32, u32) = (1000, 1000);
 /// Inodes of a tmpfs per page of its size, at least: a million empty files cost
 /// kernel memory that the size limit does not count.
 pub const TMP_BYTES_PER_INODE: u64 = 4096;

@@ -11,23 +11,25 @@
 use crate::boot::Booted;
 use crate::cgroup::Workload;
 use crate::channel::{Channel, Input};
-use crate::configure::{self, Configured};
+use crate::configure::{self, Prepared};
 use crate::exec::Exec;
 use crate::gate::Gate;
 use crate::last::{self, Doing, Failure};
-use crate::limits::{BEFORE_READING_AHEAD, COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
+use crate::limits::{
+    BEFORE_FORKING_AHEAD, BEFORE_READING_AHEAD, COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE,
+};
 use crate::oom::OomLog;
 use crate::permits::Permit;
 use crate::poll::{Poll, Source};
 use crate::reaper::Reaper;
 use crate::requests::Requests;
 use crate::roll;
-use crate::start::{self, Ground, Order};
+use crate::start::{Order, Starter};
 use crate::view::WORKSPACE;
 use hotcell_sys::guest::signal;
 use hotcell_wire::{
-    Configure, ExecBegin, ExecEnd, ExecEnded, ExecText, FrameReader, GuestFrame, HostFrame, MAX_EXEC_TEXT,
-    MAX_EXECS, MAX_TEXT, Program, Ready, Stage, Stream,
+    Configure, ExecBegin, ExecEnd, ExecEnded, FrameReader, GuestFrame, HostFrame, MAX_EXEC_TEXT, MAX_EXECS,
+    MAX_TEXT, Program, Ready, Stage, Stream,
 };
 use rustix::fs::{Mode, OFlags, open, syncfs};
 use rustix::io::Errno;
@@ -61,16 +63,21 @@ enum Quiet {
 struct Init {
     poll: Poll,
     channel: Channel,
-    ground: Ground,
+    starter: Starter,
     workload: Workload,
     oom: OomLog,
     requests: Requests,
     gate: Gate,
-    configured: Option<Configured>,
+    prepared: Prepared,
+    configured: bool,
     /// When to read ahead, if the host has said nothing by then.
     read_ahead_at: Option<Instant>,
     collecting: BTreeMap<u32, Collecting>,
     execs: BTreeMap<u32, Exec>,
+    /// Those whose end was said in this round.
+    ended: Vec<Exec>,
+    /// When to fork the process of the next exec, if nothing happens until then.
+    fork_ahead_at: Option<Instant>,
     /// Where the next round over the execs begins, so that each gets its turn.
     turn: u32,
     quiet: Quiet,
@@ -80,19 +87,22 @@ struct Init {
 
 /// Serves until the machine ends.
 pub(crate) fn serve(booted: Booted) -> ! {
-    let Booted { poll, port, ground, gate, reaper, workload, oom, listener } = booted;
+    let Booted { poll, port, starter, gate, reaper, workload, prepared, oom, listener } = booted;
     let mut init = Init {
         poll,
         channel: Channel::new(port),
-        ground,
+        starter,
         workload,
         oom,
         requests: Requests::new(listener),
         gate,
-        configured: None,
+        prepared,
+        configured: false,
         read_ahead_at: Some(Instant::now() + BEFORE_READING_AHEAD),
         collecting: BTreeMap::new(),
         execs: BTreeMap::new(),
+        ended: Vec::new(),
+        fork_ahead_at: None,
         turn: 0,
         quiet: Quiet::No,
         _reaper: reaper,
@@ -122,7 +132,24 @@ impl Init {
         self.pump_execs();
         self.end_execs()?;
         self.grow_quiet(now)?;
-        self.channel.flush().doing(|| "write to the channel".into())
+        self.channel.flush().doing(|| "write to the channel".into())?;
+        self.tidy(now);
+        Ok(())
+    }
+
+    /// What nobody waits for: it comes after all that somebody waits for was said, and the next process is forked
+    /// only while nothing else happens.
+    fn tidy(&mut self, now: Instant) {
+        if !self.ended.is_empty() {
+            self.ended.clear();
+            self.fork_ahead_at = Some(now + BEFORE_FORKING_AHEAD);
+        }
+        if self.quiet != Quiet::No {
+            self.fork_ahead_at = None;
+        } else if self.fork_ahead_at.is_some_and(|at| at <= now) {
+            self.fork_ahead_at = None;
+            self.starter.make_ahead();
+        }
     }
 
     /// Nothing, while something can go on at once; else until the next deadline.
@@ -141,7 +168,8 @@ impl Init {
             Quiet::Wanted { .. } => Some(Duration::from_millis(5)),
             _ => None,
         };
-        let deadlines = [self.requests.deadline(), self.channel.deadline(), self.read_ahead_at];
+        let deadlines =
+            [self.requests.deadline(), self.channel.deadline(), self.read_ahead_at, self.fork_ahead_at];
         let deadline = deadlines.into_iter().flatten().min();
         let deadline = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         [quiet, deadline].into_iter().flatten().min()
@@ -149,7 +177,7 @@ impl Init {
 
     /// A host whose run waits has spoken when the channel opens. One that saves this machine says nothing.
     fn read_ahead(&mut self, now: Instant) -> Result<(), Failure> {
-        if self.configured.is_some() {
+        if self.configured {
             self.read_ahead_at = None;
         } else if self.read_ahead_at.is_some_and(|at| at <= now) {
             self.read_ahead_at = None;
@@ -215,7 +243,7 @@ impl Init {
         if let HostFrame::Configure(configure) = frame {
             return self.configure(configure);
         }
-        if self.configured.is_none() {
+        if !self.configured {
             return Err(Failure::new("the host sent a frame before it configured this machine"));
         }
         match frame {
@@ -256,10 +284,11 @@ impl Init {
     }
 
     fn configure(&mut self, configure: &Configure) -> Result<(), Failure> {
-        if self.configured.is_some() {
+        if self.configured {
             return Err(Failure::new("the host configured this machine twice"));
         }
-        self.configured = Some(configure::apply(configure, &self.workload, &self.ground)?);
+        self.prepared.apply(configure, &self.workload, self.starter.view())?;
+        self.configured = true;
         let uname = rustix::system::uname();
         let ready = Ready {
             kernel_release: uname.release().to_str().unwrap_or("unknown"),
@@ -339,11 +368,11 @@ impl Init {
         if order.text.len() != order.text_len {
             return Err(Failure::new(format!("the texts of exec {id} are shorter than the host said")));
         }
-        let text = ExecText::decode(&order.text).doing(|| format!("read the texts of exec {id}"))?;
-        let Collecting { program, stdin, uid, gid, permit, .. } = order;
-        // Before the process exists, so that the gate knows it when it executes.
+        let Collecting { program, stdin, uid, gid, permit, text, .. } = order;
+        // Before the process has its order, so that the gate knows it when it executes.
+        self.gate.begin()?;
         self.gate.permit(id, permit)?;
-        let started = match start::start(&self.ground, id, Order { program, stdin, uid, gid, text }) {
+        let started = match self.starter.start(id, &Order { program, stdin, uid, gid, text }) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };
@@ -392,15 +421,17 @@ impl Init {
         for (&id, _) in self.execs.iter().filter(|(_, exec)| exec.is_over()) {
             self.gate.gone(id)?;
         }
-        let oom = &mut self.oom;
-        let channel = &mut self.channel;
-        self.execs.retain(|&id, exec| match exec.ended(oom) {
-            Some(ended) => {
-                channel.send(id, &GuestFrame::ExecEnded(&ended));
-                false
+        for (id, exec) in std::mem::take(&mut self.execs) {
+            match exec.ended(&mut self.oom) {
+                Some(ended) => {
+                    self.channel.send(id, &GuestFrame::ExecEnded(&ended));
+                    self.ended.push(exec);
+                }
+                None => {
+                    self.execs.insert(id, exec);
+                }
             }
-            None => true,
-        });
+        }
         Ok(())
     }
 

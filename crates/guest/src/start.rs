@@ -1,47 +1,47 @@
-//! Starting an exec: from its checked texts to a running child and our ends of its pipes.
+//! Starting an exec: a process that was forked ahead gets its order.
 //!
-//! What it guarantees: a child that exists is in its cgroup; one that could not
+//! ```text
+//! fork ─▶ confined as far as all are alike ─▶ waits ─order─▶ user, working directory, filter ─▶ program
+//!                                              └─ no order: ends
+//! ```
+//! What it guarantees: a child that exists was born in its exec's cgroup; one that could not
 //! be made leaves nothing behind; the program is looked up as a shell would,
 //! in the PATH of its own environment.
 
 use crate::cgroup::ExecCgroup;
-use crate::confine::{self, Plan, Task};
-use hotcell_sys::guest::{Child, ExecImage, Filter, ForkPlan, Namespaces, fork};
-use hotcell_wire::{ExecText, Program, Stage};
+use crate::confine::{self, Plan};
+use crate::limits::OWNER;
+use hotcell_sys::guest::{Child, Filter, ForkPlan, Namespaces, fork, signal};
+use hotcell_wire::{ExecText, MAX_EXEC_TEXT, Program, Stage};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fchown, fcntl_setfl};
-use rustix::io::Errno;
+use rustix::io::{Errno, write};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use rustix::thread::{Gid, Uid};
-use std::ffi::CString;
+use rustix::time::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// PATH where the environment has none.
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Working directory where the host names none.
-const DEFAULT_CWD: &[u8] = b"/workspace";
 /// A pipe of one stream window: a writer is not woken for every page.
 const PIPE_BYTES: usize = hotcell_wire::STREAM_WINDOW as usize;
-
-/// What every exec of this machine starts from.
-#[derive(Debug)]
-pub(crate) struct Ground {
-    /// `/dev/null`.
-    pub(crate) null: OwnedFd,
-    /// The workload's mount namespace.
-    pub(crate) view: OwnedFd,
-    /// The seccomp filter.
-    pub(crate) filter: Filter,
-}
+/// Bytes of an order before its texts: program, stdin, user, group.
+const ORDER_HEAD: usize = 10;
+/// What a pipe takes as it is made (pipe(7)).
+const SMALL_PIPE: usize = 64 * 1024;
+/// A pipe that takes the largest order at once, so that PID 1 never waits for a child to read.
+const ORDER_PIPE: usize = (ORDER_HEAD + MAX_EXEC_TEXT).next_power_of_two();
 
 /// What the host asked for.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct Order<Text = ExecText> {
     pub(crate) program: Program,
     pub(crate) stdin: bool,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    pub(crate) text: ExecText,
+    pub(crate) text: Text,
 }
 
 /// A child under way, and our ends of its pipes (all non-blocking).
@@ -55,78 +55,165 @@ pub(crate) struct Started {
     pub(crate) stderr: OwnedFd,
 }
 
-/// Starts it.
-pub(crate) fn start(ground: &Ground, exec: u32, order: Order) -> Result<Started, (Stage, Errno)> {
-    let (uid, gid) = (order.uid, order.gid);
-    // All ones means "leave as it is" to the kernel, which is root too.
-    let is_root = |id: u32| id == 0 || id == u32::MAX;
-    let allowed = match order.program {
-        Program::Service => uid == 0 && gid == 0,
-        Program::Argv | Program::Unpack | Program::Pack => !is_root(uid) && !is_root(gid),
-    };
-    if !allowed {
-        return Err((Stage::Confine, Errno::PERM));
+/// A child that waits for its order.
+#[derive(Debug)]
+struct Waiting {
+    exec: u32,
+    child: Child,
+    cgroup: ExecCgroup,
+    order: OwnedFd,
+    status: OwnedFd,
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+}
+
+/// Starts execs.
+#[derive(Debug)]
+pub(crate) struct Starter {
+    /// The workload's mount namespace.
+    view: OwnedFd,
+    /// The seccomp filter.
+    filter: Filter,
+    waiting: Option<Waiting>,
+    /// The highest number of an exec that was started.
+    last: u32,
+}
+
+impl Starter {
+    pub(crate) fn new(view: OwnedFd, filter: Filter) -> Starter {
+        Starter { view, filter, waiting: None, last: 0 }
     }
-    spawn(ground, exec, order, Uid::from_raw(uid), Gid::from_raw(gid)).map_err(|errno| (Stage::Spawn, errno))
+
+    pub(crate) fn view(&self) -> BorrowedFd<'_> {
+        self.view.as_fd()
+    }
+
+    /// Forks the process of the exec that the host will ask for next. Where that fails, the exec's start says why.
+    pub(crate) fn make_ahead(&mut self) {
+        if self.waiting.is_none() {
+            self.waiting = self.fork(self.last.saturating_add(1), false).ok();
+        }
+    }
+
+    /// Starts an exec.
+    pub(crate) fn start(&mut self, exec: u32, order: &Order<Vec<u8>>) -> Result<Started, (Stage, Errno)> {
+        // All ones means "leave as it is" to the kernel, which is root too.
+        let is_root = |id: u32| id == 0 || id == u32::MAX;
+        let (uid, gid) = (order.uid, order.gid);
+        let allowed = match order.program {
+            Program::Service => uid == 0 && gid == 0,
+            Program::Argv | Program::Unpack | Program::Pack => !is_root(uid) && !is_root(gid),
+        };
+        if !allowed {
+            return Err((Stage::Confine, Errno::PERM));
+        }
+        self.last = self.last.max(exec);
+        let unpacker = order.program == Program::Unpack;
+        let waiting = match self.waiting.take() {
+            Some(waiting) if waiting.exec == exec && !unpacker && waiting.lives() => waiting,
+            other => {
+                if let Some(other) = other {
+                    other.discard();
+                }
+                self.fork(exec, unpacker).map_err(|errno| (Stage::Spawn, errno))?
+            }
+        };
+        waiting.give(order).map_err(|errno| (Stage::Spawn, errno))
+    }
+
+    /// `unpacker`: our own, which reads from a socket.
+    fn fork(&self, exec: u32, unpacker: bool) -> Result<Waiting, Errno> {
+        let cgroup = ExecCgroup::create(exec).map_err(|error| errno_of(&error))?;
+        let (status, child_status) = pipe_with(PipeFlags::CLOEXEC)?;
+        nonblocking(&status)?;
+        let (child_order, order) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (child_stdin, stdin) = if unpacker { socket()? } else { pipe()? };
+        let (stdout, child_stdout) = pipe()?;
+        let (stderr, child_stderr) = pipe()?;
+        for ours in [&stdin, &stdout, &stderr] {
+            nonblocking(ours)?;
+        }
+        let plan = Plan {
+            stdin: child_stdin.as_fd(),
+            stdout: child_stdout.as_fd(),
+            stderr: child_stderr.as_fd(),
+            status: child_status.as_fd(),
+            order: child_order.as_fd(),
+            view: self.view(),
+            filter: &self.filter,
+        };
+        let born_in = ForkPlan { cgroup: Some(cgroup.directory()), namespaces: Namespaces::Inherit };
+        let child = fork(born_in, || confine::enter(&plan)).map_err(|error| errno_of(&error))?;
+        Ok(Waiting { exec, child, cgroup, order, status, stdin, stdout, stderr })
+    }
 }
 
-fn spawn(ground: &Ground, exec: u32, order: Order, uid: Uid, gid: Gid) -> Result<Started, Errno> {
-    let cwd = CString::new(order.text.cwd.as_deref().unwrap_or(DEFAULT_CWD)).map_err(|_| Errno::INVAL)?;
-    let task = task(order.program, order.text)?;
-    let cgroup =
-        ExecCgroup::create(exec).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    let (status, child_status) = pipe_with(PipeFlags::CLOEXEC)?;
-    nonblocking(&status)?;
-    let (child_stdin, stdin) = match order.stdin {
-        true => {
-            let (theirs, ours) = match order.program {
-                Program::Unpack => socket()?,
-                _ => pipe(uid, gid)?,
-            };
-            nonblocking(&ours)?;
-            (Some(theirs), Some(ours))
+impl Waiting {
+    fn lives(&self) -> bool {
+        let mut fds = [PollFd::new(&self.child.pidfd, PollFlags::IN)];
+        // Whoever may signal it, a root service of the image, may have stopped it.
+        let resumed = signal(self.child.pidfd.as_fd(), libc::SIGCONT as u8);
+        resumed.is_ok() && poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+    }
+
+    /// Ends it. Its cgroup goes with it.
+    fn discard(self) {
+        let _ = signal(self.child.pidfd.as_fd(), libc::SIGKILL as u8);
+        let _ = waitid(WaitId::PidFd(self.child.pidfd.as_fd()), WaitIdOptions::EXITED);
+    }
+
+    fn give(self, order: &Order<Vec<u8>>) -> Result<Started, Errno> {
+        let Waiting { child, cgroup, order: pipe, status, stdin, stdout, stderr, .. } = self;
+        if (order.uid, order.gid) != OWNER {
+            for ours in [&stdin, &stdout, &stderr] {
+                fchown(ours, Some(Uid::from_raw(order.uid)), Some(Gid::from_raw(order.gid)))?;
+            }
         }
-        false => (None, None),
-    };
-    let (stdout, child_stdout) = pipe(uid, gid)?;
-    let (stderr, child_stderr) = pipe(uid, gid)?;
-    nonblocking(&stdout)?;
-    nonblocking(&stderr)?;
-    let plan = Plan {
-        stdin: child_stdin.as_ref().unwrap_or(&ground.null).as_fd(),
-        stdout: child_stdout.as_fd(),
-        stderr: child_stderr.as_fd(),
-        status: child_status.as_fd(),
-        view: ground.view.as_fd(),
-        filter: &ground.filter,
-        uid,
-        gid,
-        cwd,
-        task,
-    };
-    let born_in = ForkPlan { cgroup: Some(cgroup.directory()), namespaces: Namespaces::Inherit };
-    let child = fork(born_in, || confine::enter(&plan))
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    Ok(Started { child, cgroup, status, stdin, stdout, stderr })
+        let bytes = order.encode();
+        if bytes.len() > SMALL_PIPE {
+            fcntl_setpipe_size(&pipe, ORDER_PIPE)?;
+        }
+        let mut left = bytes.as_slice();
+        while !left.is_empty() {
+            let count = write(&pipe, left)?;
+            left = left.get(count..).unwrap_or_default();
+        }
+        // A program without stdin reads its end at once.
+        Ok(Started { child, cgroup, status, stdin: order.stdin.then_some(stdin), stdout, stderr })
+    }
 }
 
-fn task(program: Program, text: ExecText) -> Result<Task, Errno> {
-    let strings = |list: Vec<Vec<u8>>| {
-        list.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>().map_err(|_| Errno::INVAL)
-    };
-    Ok(match program {
-        Program::Argv | Program::Service => {
-            let name = text.argv.first().map(Vec::as_slice).unwrap_or_default();
-            let candidates = strings(candidates(name, &text.env))?;
-            Task::Program(ExecImage::new(candidates, strings(text.argv)?, strings(text.env)?))
-        }
-        Program::Unpack => Task::Unpack,
-        Program::Pack => Task::Pack(text.argv.into_iter().skip(1).collect()),
-    })
+impl Order<Vec<u8>> {
+    fn encode(&self) -> Vec<u8> {
+        let head = [self.program as u8, u8::from(self.stdin)];
+        [&head, &self.uid.to_le_bytes()[..], &self.gid.to_le_bytes(), &self.text].concat()
+    }
+}
+
+impl Order {
+    /// What PID 1 wrote to the pipe.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Order> {
+        let (&[program, stdin], rest) = bytes.split_first_chunk()?;
+        let (&uid, rest) = rest.split_first_chunk()?;
+        let (&gid, text) = rest.split_first_chunk()?;
+        let programs = [Program::Argv, Program::Unpack, Program::Pack, Program::Service];
+        Some(Order {
+            program: programs.into_iter().find(|known| *known as u8 == program)?,
+            stdin: stdin != 0,
+            uid: u32::from_le_bytes(uid),
+            gid: u32::from_le_bytes(gid),
+            text: ExecText::decode(text).ok()?,
+        })
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Where `name` may be: itself if it has a slash, else one per directory of PATH.
-fn candidates(name: &[u8], env: &[Vec<u8>]) -> Vec<Vec<u8>> {
+pub(crate) fn candidates(name: &[u8], env: &[Vec<u8>]) -> Vec<Vec<u8>> {
     if name.contains(&b'/') {
         return vec![name.to_vec()];
     }
@@ -139,11 +226,10 @@ fn candidates(name: &[u8], env: &[Vec<u8>]) -> Vec<Vec<u8>> {
     path.split(|&byte| byte == b':').map(join).collect()
 }
 
-/// A pipe that the workload's user may also open again by name: /dev/stdout and
-/// its like lead to the pipe's inode, and without this root would own it.
-fn pipe(uid: Uid, gid: Gid) -> Result<(OwnedFd, OwnedFd), Errno> {
+/// A pipe that the workload's user owns: who opens `/dev/stdout` anew needs that.
+fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    fchown(&write, Some(uid), Some(gid))?;
+    fchown(&write, Some(Uid::from_raw(OWNER.0)), Some(Gid::from_raw(OWNER.1)))?;
     fcntl_setpipe_size(&write, PIPE_BYTES)?;
     Ok((read, write))
 }
@@ -156,13 +242,6 @@ fn socket() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 fn nonblocking(fd: &OwnedFd) -> Result<(), Errno> {
     fcntl_setfl(fd, OFlags::NONBLOCK)
-}
-
-impl Ground {
-    /// The mount namespace of the workload.
-    pub(crate) fn view(&self) -> BorrowedFd<'_> {
-        self.view.as_fd()
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The initramfs: PID 1 and the kernel modules that it loads, as a newc archive.
 
 use crate::error::ImageError;
-use crate::kernel::Kernel;
+use crate::kernel::Module;
 use cpio::newc::{Builder, trailer};
 use std::io::{self, Write};
 
@@ -11,11 +11,11 @@ const FILE: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 /// Builds the archive: `/init`, `/modules/<name>.ko`, and `/modules/order`, which
-/// names them one a line in the order of loading. Same inputs, same bytes.
+/// names them one a line in the order of loading, which is that of `modules`. Same inputs, same bytes.
 ///
 /// # Errors
 /// A module is too large for the format (4 GiB).
-pub fn build_initramfs(init: &[u8], kernel: &Kernel) -> Result<Vec<u8>, ImageError> {
+pub fn build_initramfs(init: &[u8], modules: &[Module]) -> Result<Vec<u8>, ImageError> {
     let fail = |path: &str| {
         let path = path.to_owned();
         move |error: io::Error| ImageError::Entry { path: path.clone(), why: error.to_string() }
@@ -38,7 +38,7 @@ pub fn build_initramfs(init: &[u8], kernel: &Kernel) -> Result<Vec<u8>, ImageErr
     add("dev/console", CHARACTER_DEVICE, (5, 1), &[])?;
     add("init", EXECUTABLE, (0, 0), init)?;
     let mut order = String::new();
-    for module in kernel.modules() {
+    for module in modules {
         let name = format!("{}.ko", module.name);
         order.push_str(&name);
         order.push('\n');

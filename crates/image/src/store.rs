@@ -12,7 +12,7 @@ use crate::build::{Built, Recipe, build};
 use crate::config::ImageConfig;
 use crate::error::{ImageError, at};
 use crate::initramfs::build_initramfs;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelKind, SlimRecipe};
 use crate::limits::Limits;
 use crate::name::ImageName;
 use crate::progress::{Progress, Silent};
@@ -26,8 +26,6 @@ use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// The kernel that runs by default.
-const DEFAULT_KERNEL: &str = "cloud";
 /// The image that is built at first use.
 const BUSYBOX: &str = "busybox";
 /// Raise it when what is built from the same inputs changes.
@@ -40,6 +38,15 @@ pub struct Guest {
     pub init: &'static [u8],
     /// The client that asks the host for capabilities.
     pub request: &'static [u8],
+}
+
+/// A built initramfs.
+#[derive(Clone, Debug)]
+pub struct Initramfs {
+    /// Path of the archive.
+    pub path: PathBuf,
+    /// Its digest when it was built.
+    pub digest: Digest,
 }
 
 /// A built image.
@@ -101,35 +108,82 @@ impl Store {
         Store { cache: cache.to_owned(), images: images.to_owned(), guest }
     }
 
-    /// The guest kernel, downloaded at first use.
+    /// A guest kernel. The cloud kernel is downloaded at first use, the slim one built by [`Store::build_slim`].
     ///
     /// # Errors
     /// It is not to be had, or a file of it is damaged.
-    pub fn kernel(&self, say: &mut dyn FnMut(&str)) -> Result<Kernel, ImageError> {
+    pub fn kernel(&self, kind: KernelKind, say: &mut dyn FnMut(&str)) -> Result<Kernel, ImageError> {
         let dir = self.cache.join("kernels");
-        let place = dir.join(DEFAULT_KERNEL);
+        let place = dir.join(kind.as_str());
         if !place.exists() {
-            build_once(&dir, DEFAULT_KERNEL, |new| Kernel::fetch(new, say).map(|_| ()))?;
+            if kind == KernelKind::Slim {
+                return Err(ImageError::Request(
+                    "the slim kernel has not been built: build it with `hotcell kernel build`".into(),
+                ));
+            }
+            build_once(&dir, kind.as_str(), |new| Kernel::fetch(new, say).map(|_| ()))?;
         }
         Kernel::open(&place)
     }
 
+    /// A guest kernel, where it is there already.
+    ///
+    /// # Errors
+    /// A file of it is damaged.
+    pub fn present_kernel(&self, kind: KernelKind) -> Result<Option<Kernel>, ImageError> {
+        let place = self.cache.join("kernels").join(kind.as_str());
+        place.exists().then(|| Kernel::open(&place)).transpose()
+    }
+
+    /// Builds the slim kernel from the current source of the distribution, unless it was built from it. The one that
+    /// is there stays until the new one is complete; runs that use it hold it open. Says whether it built.
+    ///
+    /// # Errors
+    /// A program or the source is not to be had, or the build fails.
+    pub fn build_slim(&self, progress: &mut dyn Progress) -> Result<(Kernel, bool), ImageError> {
+        let dir = self.cache.join("kernels");
+        let name = KernelKind::Slim.as_str();
+        let place = dir.join(name);
+        let _lock = lock(&dir, &format!(".lock.{name}"))?;
+        let recipe = SlimRecipe::current()?;
+        // One that is damaged is built anew.
+        if let Some(kernel) = Kernel::open(&place).ok().filter(|kernel| recipe.made(kernel)) {
+            return Ok((kernel, false));
+        }
+        let new = dir.join(format!(".new.{name}"));
+        replace(&new, &place, || {
+            make_dir(&new)?;
+            Kernel::build_slim(&new, &recipe, progress).map(|_| ())
+        })?;
+        Ok((Kernel::open(&place)?, true))
+    }
+
     /// The initramfs for a kernel, built at first use; a changed kernel or guest
-    /// program gives another file.
+    /// program gives another file. Whoever boots it measures it, and compares.
     ///
     /// # Errors
     /// It can't be built or written.
-    pub fn initramfs(&self, kernel: &Kernel) -> Result<PathBuf, ImageError> {
-        let bytes = build_initramfs(self.guest.init, kernel)?;
+    pub fn initramfs(&self, kernel: &Kernel) -> Result<Initramfs, ImageError> {
         let dir = self.cache.join("initramfs");
-        let path = dir.join(format!("{}.cpio", Digest::of(&bytes)));
-        if fs::metadata(&path).is_ok_and(|metadata| metadata.len() == bytes.len() as u64) {
-            return Ok(path);
+        let made_of = format!("{FORMAT} {} {}", Digest::of(self.guest.init), kernel.identity());
+        let place = dir.join(Digest::of(made_of.as_bytes()).to_hex());
+        let known = fs::read_to_string(&place).ok().and_then(|text| Digest::from_hex(text.trim()));
+        if let Some(digest) = known {
+            let path = dir.join(format!("{digest}.cpio"));
+            if path.exists() {
+                return Ok(Initramfs { path, digest });
+            }
         }
+        let bytes = build_initramfs(self.guest.init, &kernel.modules()?)?;
+        let digest = Digest::of(&bytes);
+        let path = dir.join(format!("{digest}.cpio"));
         make_dir(&dir)?;
+        // Others may build it at the same time: each writes its own and renames.
         let new = dir.join(format!(".new.{}", std::process::id()));
-        fs::write(&new, &bytes).and_then(|()| fs::rename(&new, &path)).map_err(at(&path))?;
-        Ok(path)
+        for (path, bytes) in [(&path, &*bytes), (&place, digest.to_hex().as_bytes())] {
+            fs::write(&new, bytes).and_then(|()| fs::rename(&new, path)).map_err(at(path))?;
+        }
+        Ok(Initramfs { path, digest })
     }
 
     /// An image by name; `busybox` is built at first use and anew when the
@@ -289,16 +343,8 @@ impl Store {
             });
         }
         let (new, place) = (self.images.join(format!(".new.{name}")), self.images.join(name.as_str()));
-        // What a killed builder left; the lock says that it is gone.
-        let _ = fs::remove_dir_all(&new);
         progress.step("writing the root image");
-        let written = self.write_image(&new, built).and_then(|()| {
-            let flags = if place.exists() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
-            renameat_with(CWD, &new, CWD, &place, flags).map_err(|errno| at(&place)(errno.into()))
-        });
-        // Either the image that was replaced, or what a failed build left.
-        let _ = fs::remove_dir_all(&new);
-        written
+        replace(&new, &place, || self.write_image(&new, built))
     }
 
     fn is_current(&self, place: &Path) -> bool {
@@ -351,6 +397,23 @@ impl Store {
 
 fn make_dir(dir: &Path) -> Result<(), ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))
+}
+
+/// Makes the folder `new` and puts it where `place` is, or is to be. For whoever holds the place's lock.
+fn replace(
+    new: &Path,
+    place: &Path,
+    make: impl FnOnce() -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    // What a killed builder left; the lock says that it is gone.
+    let _ = fs::remove_dir_all(new);
+    let made = make().and_then(|()| {
+        let flags = if place.exists() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
+        renameat_with(CWD, new, CWD, place, flags).map_err(|errno| at(place)(errno.into()))
+    });
+    // Either what was replaced, or what a failed build left.
+    let _ = fs::remove_dir_all(new);
+    made
 }
 
 fn lock(dir: &Path, name: &str) -> Result<File, ImageError> {

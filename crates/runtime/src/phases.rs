@@ -532,6 +532,7 @@ impl TornDown {
         let mut run_report = RunReport::unrecorded(spec.run_id(), Verdict::Killed, String::new());
         run_report.error = error;
         run_report.timings_ms = timings;
+        run_report.timings_ms.insert("record", recorder.spent().as_millis() as u64);
         run_report.bundle = Some(recorder.bundle().dir().to_owned());
         run_report.teardown = Teardown { verified: report.verified(), ms: report.ms };
         if let Some(facts) = &facts {

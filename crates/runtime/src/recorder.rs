@@ -20,6 +20,7 @@ use hotcell_ledger::{
 };
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Writes one run's record and judges it as it goes.
 pub(crate) struct Recorder {
@@ -34,6 +35,8 @@ pub(crate) struct Recorder {
     shown: Shown,
     /// Why the record ended before its end.
     broken: Option<String>,
+    /// Time that recording and judging took.
+    spent: Duration,
 }
 
 /// The record can't go on; the run must end.
@@ -74,6 +77,7 @@ impl Recorder {
             copied: Copied::default(),
             shown,
             broken: None,
+            spent: Duration::ZERO,
         }
     }
 
@@ -83,6 +87,11 @@ impl Recorder {
 
     pub(crate) fn now_ns(&self) -> u64 {
         self.clock.now_ns()
+    }
+
+    /// Time that recording and judging took so far.
+    pub(crate) fn spent(&self) -> Duration {
+        self.spent
     }
 
     /// What tripped the kill switch, once it has tripped.
@@ -258,6 +267,19 @@ impl Recorder {
     }
 
     fn append(
+        &mut self,
+        actor: ActorId,
+        parent: Option<ActorId>,
+        payload: Payload,
+        object: Option<&[u8]>,
+    ) -> Recorded {
+        let begun = Instant::now();
+        let recorded = self.record(actor, parent, payload, object);
+        self.spent += begun.elapsed();
+        recorded
+    }
+
+    fn record(
         &mut self,
         actor: ActorId,
         parent: Option<ActorId>,

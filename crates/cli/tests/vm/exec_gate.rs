@@ -10,7 +10,7 @@ use crate::harness::{Slot, home, verify};
 use crate::images::{Built, folder};
 use crate::machine::{GUEST, Sink, runtime};
 use crate::record::Record;
-use hotcell_image::Store;
+use hotcell_image::{KernelKind, Store};
 use hotcell_ledger::{Digest, Payload};
 use hotcell_policy::{EnvironmentBaseline, ImageRef, Manifest, PolicyDraft, RunDraft};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, MeasuredBoot, Run, Stdin};
@@ -89,8 +89,8 @@ impl Ground {
     fn start(&self, out: &Path, policy: PolicyDraft) -> Run {
         let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
         let image = store.image(&self.image.0, &mut |_| {}).unwrap();
-        let kernel = store.kernel(&mut |_| {}).unwrap();
-        let initramfs = store.initramfs(&kernel).unwrap();
+        let kernel = store.kernel(KernelKind::Cloud, &mut |_| {}).unwrap();
+        let initramfs = store.initramfs(&kernel).unwrap().path;
         let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).unwrap();
         let contents = Manifest::new(image.manifest.entries().map(|(path, entry)| {
             let mut entry = entry.clone();

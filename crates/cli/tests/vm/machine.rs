@@ -2,7 +2,7 @@
 
 use crate::harness::{Slot, home, verify, vmms_of, warm_up};
 use crate::record::Record;
-use hotcell_image::{Guest, Store};
+use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{
@@ -50,8 +50,8 @@ fn busybox_with(run_id: &str, policy: PolicyDraft, initramfs: Option<&Path>) -> 
     let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
     let mut say = |_: &str| {};
     let image = store.image("busybox", &mut say).unwrap();
-    let kernel = store.kernel(&mut say).unwrap();
-    let own = store.initramfs(&kernel).unwrap();
+    let kernel = store.kernel(KernelKind::default(), &mut say).unwrap();
+    let own = store.initramfs(&kernel).unwrap().path;
     let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), initramfs.unwrap_or(&own), &image.root).unwrap();
     let reference = ImageRef {
         name: "busybox".into(),

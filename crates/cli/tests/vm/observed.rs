@@ -8,7 +8,7 @@
 
 use crate::attacks::built;
 use crate::harness::{Job, SOON, Slot, home, verify, vmms_of, warm_up};
-use hotcell_image::{Guest, Store};
+use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::{Digest, SigningKey};
 use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft};
 use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, Patience, RunReport, Runtime, Stdin};
@@ -222,13 +222,14 @@ impl Taken {
         let slot = Slot::take();
         let out = tempfile::tempdir().unwrap();
         let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
-        let kernel = store.kernel(&mut |_| {}).unwrap();
+        let kernel = store.kernel(KernelKind::Cloud, &mut |_| {}).unwrap();
         let image = store.image("busybox", &mut |_| {}).unwrap();
-        let mut archive = fs::read(store.initramfs(&kernel).unwrap()).unwrap();
+        let mut archive = fs::read(store.initramfs(&kernel).unwrap().path).unwrap();
         archive.resize(archive.len().next_multiple_of(4), 0);
         archive.extend(entry("init", EXECUTABLE, &built("accomplice.c")));
         archive.extend(entry("hotcell-init", EXECUTABLE, &lenient(GUEST.init)));
-        let console = kernel.modules().iter().find(|module| module.name == "virtio_console").unwrap();
+        let modules = kernel.modules().unwrap();
+        let console = modules.iter().find(|module| module.name == "virtio_console").unwrap();
         match module {
             Module::AtHand => {
                 archive.extend(entry("attack.ko", FILE, &attack_module(&console.bytes, Exit::Text)));
@@ -238,7 +239,7 @@ impl Taken {
                     Module::Loaded(exit) => attack_module(&console.bytes, exit),
                     _ => tun(),
                 };
-                let names = kernel.modules().iter().map(|module| format!("{}.ko\n", module.name));
+                let names = modules.iter().map(|module| format!("{}.ko\n", module.name));
                 let order: String = names.chain(["attack.ko\n".to_owned()]).collect();
                 archive.extend(entry("modules/attack.ko", FILE, &bytes));
                 archive.extend(entry("modules/order", FILE, order.as_bytes()));

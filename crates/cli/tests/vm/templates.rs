@@ -46,7 +46,7 @@ fn template_of(outcome: &Outcome) -> Option<String> {
 fn two_clones_of_one_template_share_no_random_number_and_no_trace() {
     let leave = "echo secret > /workspace/left; echo secret > /tmp/left; mkdir /workspace/d; sleep 1000 & ";
     let look = "; echo files $(ls -A /workspace /tmp /run /dev/shm | grep -c left)
-echo processes $(ls /proc | grep -c '^[0-9]')";
+set -- /proc/[0-9]*; echo processes $#";
     let script = format!("{FINGERPRINT}{look}; {leave} ls /workspace /tmp | grep -c left");
     let outcomes: Vec<Outcome> = (0..2).map(|_| Job::sh(&script).run()).collect();
     let ids: Vec<Option<String>> = outcomes.iter().map(template_of).collect();

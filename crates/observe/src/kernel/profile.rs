@@ -23,9 +23,12 @@ macro_rules! offsets {
         pub struct Offsets { $($(#[$meta])* pub $field: u32,)+ }
 
         impl Offsets {
-            fn read(btf: &Btf<'_>) -> Result<Offsets, KernelError> {
-                let find = |structure: &str, path: &str| {
-                    btf.offset(structure, path).ok_or_else(|| KernelError::Lacks(format!("{structure}.{path}")))
+            /// `modular`: whether the kernel can load modules; one that can't has no structure for them.
+            fn read(btf: &Btf<'_>, modular: bool) -> Result<Offsets, KernelError> {
+                let find = |structure: &str, path: &str| match btf.offset(structure, path) {
+                    Some(offset) => Ok(offset),
+                    None if structure == "module" && !modular => Ok(0),
+                    None => Err(KernelError::Lacks(format!("{structure}.{path}"))),
                 };
                 Ok(Offsets { $($field: find($structure, $path)?,)+ })
             }
@@ -139,6 +142,7 @@ pub struct Symbols {
     /// Of one processor, from where that one's own data begin.
     pub runqueues: u64,
     pub per_cpu_offset: u64,
+    /// The list of modules; 0 in a kernel that can't load any.
     pub modules: u64,
     pub net_namespace_list: u64,
     pub super_blocks: u64,
@@ -230,7 +234,8 @@ impl Profile {
         let text = elf.section(".text").ok_or(KernelError::NoSymbols)?;
         let rodata = elf.section(".rodata").ok_or(KernelError::NoSymbols)?;
         let symbols = Kallsyms::read(rodata.bytes, text.address).ok_or(KernelError::NoSymbols)?;
-        let offsets = Offsets::read(&btf)?;
+        let modules = symbols.address("modules").unwrap_or(0);
+        let offsets = Offsets::read(&btf, modules != 0)?;
         let address =
             |name: &str| symbols.address(name).ok_or_else(|| KernelError::Lacks(format!("symbol {name}")));
         let own = Symbols {
@@ -249,7 +254,7 @@ impl Profile {
             tasklist_lock: address("tasklist_lock")?,
             runqueues: address("runqueues")?,
             per_cpu_offset: address("__per_cpu_offset")?,
-            modules: address("modules")?,
+            modules,
             net_namespace_list: address("net_namespace_list")?,
             super_blocks: address("super_blocks")?,
             idt_table: address("idt_table")?,

@@ -128,6 +128,9 @@ fn list(space: &Space<'_>, head: u64, link: u32, what: &'static str) -> Result<V
 /// # Errors
 /// The list is torn, or memory can't be read.
 pub(super) fn modules(space: &Space<'_>, profile: &Profile) -> Result<Vec<String>, SweepError> {
+    if profile.symbols.modules == 0 {
+        return Ok(Vec::new());
+    }
     let (o, head) = (&profile.offsets, space.at(profile.symbols.modules, profile.symbols.text));
     let all = list(space, head, o.module_list, "the list of modules does not end")?;
     let torn = |_| SweepError::Torn("a module leads out of memory");

@@ -69,6 +69,18 @@ impl ExecEvents {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Asks about no file system any more.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn forget_file_systems(&self) -> io::Result<()> {
+        let flags = libc::FAN_MARK_FLUSH | libc::FAN_MARK_FILESYSTEM;
+        // SAFETY: with FAN_MARK_FLUSH the kernel reads neither mask nor path.
+        let result =
+            unsafe { libc::fanotify_mark(self.group.as_raw_fd(), flags, 0, libc::AT_FDCWD, c"/".as_ptr()) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// The next execution that waits; `None`: none for now.
     ///
     /// # Errors

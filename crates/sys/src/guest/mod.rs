@@ -14,7 +14,8 @@ pub use fanotify::{ExecEvent, ExecEvents};
 pub use fork::{Child, ForkPlan, Namespaces, exit_now, fork, signal};
 pub use ioctl::{credit_entropy, loopback_up};
 pub use program::{
-    ExecImage, adopt_stdio, close_from, close_on_exec, default_signals, reap_automatically, write_raw,
+    ExecImage, adopt_stdio, close_from, close_on_exec, default_signals, read_raw, reap_automatically,
+    write_raw,
 };
 pub use seccomp::{Argument, Filter, FilterError, Rule, Verdict};
 pub use secret::LockedPage;

@@ -1,7 +1,6 @@
 //! The last steps of a child on its way to another program.
 //!
-//! Everything that needs memory ([`ExecImage::new`]) happens before the fork;
-//! what the child calls allocates nothing.
+//! A child may allocate: whoever forks has one thread, so that no other holds the allocator's lock.
 
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
@@ -127,6 +126,28 @@ pub fn write_raw(number: RawFd, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: the kernel reads `bytes.len()` bytes from `bytes`; a number that is not open gives EBADF.
     let count = unsafe { libc::write(number, bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads a descriptor by its number to its end, for the same kind of child.
+///
+/// # Errors
+/// The kernel's.
+pub fn read_raw(number: RawFd) -> io::Result<Vec<u8>> {
+    let (mut bytes, mut chunk) = (Vec::new(), [0; 4096]);
+    loop {
+        // SAFETY: the kernel writes at most `chunk.len()` bytes to `chunk`; a number that is not open gives EBADF.
+        let count = unsafe { libc::read(number, chunk.as_mut_ptr().cast(), chunk.len()) };
+        match usize::try_from(count) {
+            Ok(0) => return Ok(bytes),
+            Ok(count) => bytes.extend_from_slice(chunk.get(..count).unwrap_or_default()),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
 }
 
 /// Closes every descriptor from `first` on.

@@ -16,14 +16,11 @@ pub struct LockedPage {
 const PAGE: usize = 4096;
 
 impl LockedPage {
-    /// A new page that starts with `content`.
+    /// A new page, all zero.
     ///
     /// # Errors
-    /// No memory, or `content` is longer than a page.
-    pub fn new(content: &[u8]) -> io::Result<LockedPage> {
-        if content.len() > PAGE {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+    /// No memory.
+    pub fn new() -> io::Result<LockedPage> {
         // SAFETY: an anonymous private mapping at an address of the kernel's choosing overlaps nothing.
         let address = unsafe {
             libc::mmap(
@@ -47,16 +44,27 @@ impl LockedPage {
         if !locked {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: source and target are valid for `content.len() <= PAGE` bytes and apart from each
-        // other, since the mapping is new.
-        unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), page.page.as_ptr(), content.len()) };
         Ok(page)
+    }
+
+    /// Writes `content` to its beginning.
+    ///
+    /// # Errors
+    /// `content` is longer than a page.
+    pub fn fill(&mut self, content: &[u8]) -> io::Result<()> {
+        if content.len() > PAGE {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: source and target are valid for `content.len() <= PAGE` bytes; they are apart from each other, since
+        // nobody but `self`, which is borrowed mutably, has the mapping.
+        unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), self.page.as_ptr(), content.len()) };
+        Ok(())
     }
 
     /// The page.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping is PAGE readable bytes, zeroed by the kernel or written by `new`, lives
-        // as long as `self`, and is not written to after `new`.
+        // SAFETY: the mapping is PAGE readable bytes, zeroed by the kernel or written by `fill`, lives
+        // as long as `self`, and is not written to while `self` is borrowed.
         unsafe { std::slice::from_raw_parts(self.page.as_ptr(), PAGE) }
     }
 }
@@ -77,12 +85,13 @@ mod tests {
 
     #[test]
     fn a_child_does_not_inherit_the_content() {
-        let page = LockedPage::new(b"marker").unwrap();
+        let mut page = LockedPage::new().unwrap();
+        page.fill(b"marker").unwrap();
         assert!(page.bytes().starts_with(b"marker\0"));
         let plan = ForkPlan { cgroup: None, namespaces: Namespaces::Inherit };
         let child = fork(plan, || exit_now(i32::from(page.bytes().iter().any(|&byte| byte != 0)))).unwrap();
         let status = waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap().unwrap();
         assert_eq!(status.exit_status(), Some(0));
-        assert!(LockedPage::new(&[0; PAGE + 1]).is_err());
+        assert!(page.fill(&[0; PAGE + 1]).is_err());
     }
 }

@@ -53,8 +53,8 @@ impl Inputs {
     }
 }
 
-/// A template is superseded by one that differs from it in these alone.
-const UPGRADED: [&str; 4] = ["hotcell", "vmm", "kernel", "initramfs"];
+/// A template is superseded by one that differs from it in these alone. Not in its kernel: a host may have several.
+const UPGRADED: [&str; 3] = ["hotcell", "vmm", "initramfs"];
 
 impl Inputs {
     /// Whether a template of these is of no use once there is one of the `newer`.

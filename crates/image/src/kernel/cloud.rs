@@ -1,16 +1,11 @@
-//! The guest kernel: the distribution's cloud kernel, downloaded with apt and
-//! unpacked into the cache. Nothing is installed on the host.
-//!
-//! apt checks the package's signature chain; what was unpacked is measured at
-//! every run. Works as an ordinary user.
+//! The distribution's cloud kernel, unpacked from its package.
 
+use super::{Kernel, apt};
 use crate::error::{ImageError, at};
-use hotcell_ledger::Digest;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Packages that are tried in order: Debian's, then Ubuntu's. Each is a
@@ -21,69 +16,13 @@ const META_PACKAGES: [&str; 2] = ["linux-image-cloud-amd64", "linux-image-virtua
 const MODULES: [&str; 5] = ["virtio_mmio", "virtio_blk", "virtio_console", "squashfs", "ext4"];
 /// Largest module or kernel file that is unpacked.
 const MAX_FILE: u64 = 256 << 20;
-const APT_ADVICE: &str = "Run `apt-get update` as root, check the package sources, and try again";
-
-/// One module, uncompressed.
-#[derive(Clone, Debug)]
-pub struct Module {
-    /// File name without `.ko`.
-    pub name: String,
-    /// The file.
-    pub bytes: Vec<u8>,
-}
-
-/// A kernel in the cache.
-#[derive(Clone, Debug)]
-pub struct Kernel {
-    dir: PathBuf,
-    facts: Facts,
-    modules: Vec<Module>,
-}
-
-/// `kernel.json`
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Facts {
-    release: String,
-    package: String,
-    vmlinuz: String,
-    /// In the order of loading: name and digest.
-    modules: Vec<(String, String)>,
-}
 
 impl Kernel {
-    /// The kernel in this folder.
-    ///
-    /// # Errors
-    /// It is not there, or a file of it was changed.
-    pub(crate) fn open(dir: &Path) -> Result<Kernel, ImageError> {
-        let index = dir.join("kernel.json");
-        let bytes = fs::read(&index).map_err(at(&index))?;
-        let damaged = |path: &Path, why: String| ImageError::Damaged { path: path.to_owned(), why };
-        let facts: Facts = serde_json::from_slice(&bytes).map_err(|e| damaged(&index, e.to_string()))?;
-        let mut modules = Vec::new();
-        for (name, digest) in &facts.modules {
-            let path = dir.join(format!("{name}.ko"));
-            let bytes = fs::read(&path).map_err(at(&path))?;
-            if Digest::of(&bytes).to_hex() != *digest {
-                return Err(damaged(&path, "its digest is not the one that was recorded".into()));
-            }
-            modules.push(Module { name: name.clone(), bytes });
-        }
-        let kernel = Kernel { dir: dir.to_owned(), facts, modules };
-        let vmlinuz = kernel.vmlinuz();
-        let file = File::open(&vmlinuz).map_err(at(&vmlinuz))?;
-        if Digest::of_reader(file).map_err(at(&vmlinuz))?.to_hex() != kernel.facts.vmlinuz {
-            return Err(damaged(&vmlinuz, "its digest is not the one that was recorded".into()));
-        }
-        Ok(kernel)
-    }
-
-    /// Downloads the current kernel into `dir`, which is new and empty.
+    /// Downloads the current cloud kernel into `dir`, which is new and empty.
     pub(crate) fn fetch(dir: &Path, say: &mut dyn FnMut(&str)) -> Result<Kernel, ImageError> {
         let image = META_PACKAGES
             .iter()
-            .find_map(|meta| current_image(meta).transpose())
+            .find_map(|meta| apt::depends(meta, is_kernel_package).transpose())
             .transpose()?
             .ok_or_else(|| ImageError::NoKernelPackage(META_PACKAGES.join(" nor ")))?;
         let mut unpacked = Unpacked::default();
@@ -98,63 +37,15 @@ impl Kernel {
         let lacks = |what: &str| ImageError::KernelLacks { package: image.clone(), what: what.into() };
         let (release, vmlinuz) = unpacked.vmlinuz.take().ok_or_else(|| lacks("kernel image"))?;
         let order = unpacked.load_order(&release).map_err(|what| lacks(&what))?;
-        let mut facts = Facts {
-            release,
-            package: image.clone(),
-            vmlinuz: Digest::of(&vmlinuz).to_hex(),
-            modules: Vec::new(),
-        };
-        write(&dir.join("vmlinuz"), &vmlinuz)?;
-        for name in order {
-            let bytes = unpacked.files.get(&format!("{name}.ko")).ok_or_else(|| lacks(&name))?;
-            write(&dir.join(format!("{name}.ko")), bytes)?;
-            facts.modules.push((name, Digest::of(bytes).to_hex()));
-        }
-        let json = serde_json::to_vec_pretty(&facts).map_err(|e| at(dir)(e.into()))?;
-        write(&dir.join("kernel.json"), &json)?;
-        Kernel::open(dir)
+        let modules: Vec<(String, &[u8])> = order
+            .into_iter()
+            .map(|name| {
+                let bytes = unpacked.files.get(&format!("{name}.ko")).ok_or_else(|| lacks(&name))?;
+                Ok((name, bytes.as_slice()))
+            })
+            .collect::<Result<_, ImageError>>()?;
+        Kernel::create(dir, (release, image.clone()), &vmlinuz, &modules, None)
     }
-
-    /// Path of the bootable image.
-    pub fn vmlinuz(&self) -> PathBuf {
-        self.dir.join("vmlinuz")
-    }
-
-    /// The release, as `uname -r` says it.
-    pub fn release(&self) -> &str {
-        &self.facts.release
-    }
-
-    /// The package that it came from.
-    pub fn package(&self) -> &str {
-        &self.facts.package
-    }
-
-    /// The modules in the order of loading.
-    pub fn modules(&self) -> &[Module] {
-        &self.modules
-    }
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
-    File::create_new(path).and_then(|mut file| file.write_all(bytes)).map_err(at(path))
-}
-
-/// The kernel package that a meta-package stands for; `None` where apt does not know it.
-fn current_image(meta: &str) -> Result<Option<String>, ImageError> {
-    let listed = Command::new("apt-cache")
-        .args(["--no-recommends", "--no-suggests", "depends", meta])
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| ImageError::Program {
-            program: "apt-cache".into(),
-            why: error.to_string(),
-            advice: "Hotcell takes its guest kernel from Debian's or Ubuntu's packages and needs apt for that",
-        })?;
-    let text = String::from_utf8_lossy(&listed.stdout);
-    let depends = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-    Ok(depends.map(str::trim).find(|name| is_kernel_package(name)).map(str::to_owned))
 }
 
 /// `linux-image-6.1.0-…`: a name that may go to apt-get, and no option.
@@ -173,44 +64,26 @@ struct Unpacked {
 
 impl Unpacked {
     fn package(&mut self, dir: &Path, package: &str) -> Result<(), ImageError> {
-        let download = dir.join("download");
-        fs::create_dir_all(&download).map_err(at(&download))?;
-        let fetched = Command::new("apt-get")
-            .args(["download", "-q", package])
-            .env("LC_ALL", "C")
-            .current_dir(&download)
-            .stdin(Stdio::null())
-            .output();
-        let fail = |program: &str, why: String| ImageError::Program {
-            program: format!("{program} {package}"),
+        let deb = apt::download(dir, package)?;
+        let fail = |why: String| ImageError::Program {
+            program: format!("dpkg-deb --fsys-tarfile {package}"),
             why,
-            advice: APT_ADVICE,
+            advice: apt::ADVICE,
         };
-        let fetched = fetched.map_err(|error| fail("apt-get download", error.to_string()))?;
-        if !fetched.status.success() {
-            let why = String::from_utf8_lossy(&fetched.stderr);
-            let errors: Vec<&str> = why.lines().filter(|line| line.starts_with("E:")).collect();
-            return Err(fail("apt-get download", errors.join(" ")));
-        }
-        let deb = fs::read_dir(&download)
-            .map_err(at(&download))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .ok_or_else(|| fail("apt-get download", "it left no package".into()))?;
         let mut unpack = Command::new("dpkg-deb")
             .arg("--fsys-tarfile")
             .arg(&deb)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|error| fail("dpkg-deb --fsys-tarfile", error.to_string()))?;
+            .map_err(|error| fail(error.to_string()))?;
         let read = unpack.stdout.take().map(|stdout| self.read_tar(stdout));
         let status = unpack.wait().map_err(at(&deb))?;
         read.transpose().map_err(at(&deb))?;
         if !status.success() {
-            return Err(fail("dpkg-deb --fsys-tarfile", status.to_string()));
+            return Err(fail(status.to_string()));
         }
-        fs::remove_dir_all(&download).map_err(at(&download))
+        fs::remove_file(&deb).map_err(at(&deb))
     }
 
     /// Keeps what may be needed; writes nothing.

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Everything that is measured of Hotcell, as one table, one JSON file and one picture.
+
+Usage: benches/table.py [ROUNDS] [--quick] [--to FOLDER]     (default 10; needs a release build)
+
+Runs benches/run.py, cold.py, copy.py and the benches `exec` and the latency tests one after the other (half an hour; --quick
+leaves all but run.py and the round trips out), and writes bench.json and bench.svg to FOLDER (default target/bench). Each figure
+is beside its peer of the same run. What could not run here is said, and has no row.
+"""
+import json, os, statistics, subprocess, sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def run(title, argv):
+    """Prints what it says; gives its last line of JSON, or nothing where it fails."""
+    print(f"== {title}", flush=True)
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    if done.returncode:
+        print(f"{title}: NOT MEASURED, it ended with {done.returncode}", flush=True)
+        return {}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else {"text": done.stdout}
+
+
+def picture(bars, path):
+    """Horizontal bars: name, median, least, most, unit; each group to its own scale."""
+    height, y, body = 26, 16, []
+    for group, unit, rows in bars:
+        body.append(f'<text x="8" y="{y + 12}" font-weight="bold">{group}</text>')
+        y += height
+        most = max(high for _, _, _, high in rows) or 1
+        for name, middle, low, high in rows:
+            at = lambda value: 330 + 420 * value / most
+            ours = "#2b6cb0" if name.startswith("hotcell") else "#a0aec0"
+            body.append(f'<text x="320" y="{y + 13}" text-anchor="end">{name}</text>')
+            body.append(f'<rect x="330" y="{y + 2}" width="{at(middle) - 330:.1f}" height="16" fill="{ours}"/>')
+            body.append(f'<path d="M{at(low):.1f} {y + 10}H{at(high):.1f}" stroke="#1a202c"/>')
+            body.append(f'<text x="{at(high) + 6:.1f}" y="{y + 14}">{middle:.0f} {unit}</text>')
+            y += height
+        y += 8
+    text = "\n".join(body)
+    open(path, "w").write(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="880" height="{y}" font-family="sans-serif" font-size="13">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n{text}\n</svg>\n')
+
+
+def bars(figures):
+    spread = lambda name, values: (name, statistics.median(values), min(values), max(values)) if values else None
+    runs = figures.get("run", {})
+    groups = [("One command, process start to exit", "ms", [
+        spread("hotcell run, clone", runs.get("clone_ms")), spread("hotcell run, clone, slim kernel", runs.get("slim_ms")),
+        spread("docker run, runc", runs.get("docker_ms")), spread("hotcell run --cold", runs.get("cold_ms")),
+        spread("hotcell run --cold, slim kernel", runs.get("slim_cold_ms"))])]
+    trips = figures.get("exec", {}).get("round_trip_ms", {})
+    groups.append(("true in a live machine or container, by the engine", "ms", [
+        spread("hotcell exec, one after the other", trips.get("back_to_back")),
+        spread("hotcell exec, after a pause", trips.get("after_60_ms")), spread("docker exec, runc", runs.get("docker_exec_ms"))]))
+    density = runs.get("density", [])
+    groups.append(("Memory of an idle clone that is its own, VMM", "MiB", [
+        spread(f"hotcell, {one['clones']} at once", one["vmm_mib"]) for one in density]))
+    groups.append(("First output after, all started at once", "ms", [
+        spread(f"hotcell, {one['clones']} at once", [1e3 * s for s in one["started_s"]]) for one in density]))
+    return [(name, unit, [row for row in rows if row]) for name, unit, rows in groups if any(rows)]
+
+
+def main():
+    words = sys.argv[1:]
+    quick = "--quick" in words
+    folder = words[words.index("--to") + 1] if "--to" in words else os.path.join(ROOT, "target/bench")
+    rounds = next((word for word in words if word.isdigit()), "10")
+    bench = ["cargo", "bench", "--locked", "-q", "-p"]
+    latency = ["cargo", "test", "--locked", "-q", "--release", "-p", "hotcell-cli", "--test", "vm", "--", "--ignored", "--nocapture",
+               "--test-threads", "1", "latency"]
+    figures = {"run": run("runs, beside docker", ["benches/run.py", rounds])}
+    figures["exec"] = run("execs", bench + ["hotcell-cli", "--bench", "exec", "--", "0" if quick else rounds])
+    if not quick:
+        figures["cold"] = run("cold starts, beside plain QEMU", ["benches/cold.py", rounds])
+        figures["copy"] = run("files, beside a raw port", ["benches/copy.py"])
+        figures["latency"] = run("from what breaks a rule to a VMM that is gone", latency)
+        figures["ledger"] = run("ledger", bench + ["hotcell-ledger"])
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "bench.json"), "w") as out:
+        json.dump(figures, out, indent=1)
+    picture(bars(figures), os.path.join(folder, "bench.svg"))
+    print(f"written: {folder}/bench.json, {folder}/bench.svg")
+
+
+if __name__ == "__main__":
+    main()
