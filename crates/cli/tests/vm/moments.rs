@@ -82,8 +82,9 @@ impl Taken {
 #[test]
 #[ignore = "a measurement: one hundred and twenty kills"]
 fn latency_from_the_attack_to_a_vmm_that_is_gone() {
-    let kernel =
-        Store::new(&home().join("cache"), &home().join("state/images"), GUEST).kernel(&mut |_| {}).unwrap();
+    let kernel = Store::new(&home().join("cache"), &home().join("state/images"), GUEST)
+        .kernel(hotcell_image::KernelKind::Cloud, &mut |_| {})
+        .unwrap();
     let hide = Module::Loaded(Exit::Hide(Listed::of(&kernel.vmlinuz())));
     let at_hand = Module::AtHand;
     let attacks = [

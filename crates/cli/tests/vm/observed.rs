@@ -409,8 +409,9 @@ fn kernel_text_that_is_changed_is_seen() {
 
 #[test]
 fn a_process_that_is_hidden_from_the_list_is_seen() {
-    let kernel =
-        Store::new(&home().join("cache"), &home().join("state/images"), GUEST).kernel(&mut |_| {}).unwrap();
+    let kernel = Store::new(&home().join("cache"), &home().join("state/images"), GUEST)
+        .kernel(hotcell_image::KernelKind::Cloud, &mut |_| {})
+        .unwrap();
     let hide = Module::Loaded(Exit::Hide(Listed::of(&kernel.vmlinuz())));
     let seen = Taken::new(hide).cloned().run(&order("unload"));
     assert_seen(&seen, "hidden_process");
