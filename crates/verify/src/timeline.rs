@@ -78,7 +78,7 @@ pub struct Timeline {
     pub last: Vec<Moment>,
     /// Every event, in order.
     pub ticks: Vec<Tick>,
-    /// The processes that the host saw, at most [`MAX_PROCESSES`].
+    /// The processes that the host saw, at most 2048.
     pub processes: Vec<Seen>,
 }
 
