@@ -99,7 +99,7 @@ impl Bundle {
     pub(crate) fn begin_object(&self, label: &str) -> io::Result<PendingObject> {
         let part = self.objects().join(format!(".part-{label}"));
         let file = File::create_new(&part)?;
-        Ok(PendingObject { part, objects: self.objects(), file })
+        Ok(PendingObject { part, objects: self.objects(), file, failed: false })
     }
 
     /// Writes one of the bundle's own files.
@@ -119,14 +119,19 @@ pub(crate) struct PendingObject {
     part: PathBuf,
     objects: PathBuf,
     file: File,
+    /// A write failed, and some of its bytes may be there: whose digest nobody knows.
+    failed: bool,
 }
 
 impl PendingObject {
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)
+        self.file.write_all(bytes).inspect_err(|_| self.failed = true)
     }
 
     pub(crate) fn finish(self, digest: Digest) -> io::Result<()> {
+        if self.failed {
+            return Err(io::Error::other("an object was not written whole"));
+        }
         fs::rename(&self.part, self.objects.join(digest.to_hex()))
     }
 }
@@ -135,5 +140,31 @@ impl Drop for PendingObject {
     fn drop(&mut self) {
         // Renamed already, if it was finished.
         let _ = fs::remove_file(&self.part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_whose_writing_failed_gets_no_name() {
+        let out = tempfile::tempdir().unwrap();
+        let bundle = Bundle::create(out.path(), "run-0001").unwrap();
+        let objects = || fs::read_dir(bundle.objects()).unwrap().count();
+        let mut object = bundle.begin_object("whole").unwrap();
+        object.write(b"all of it").unwrap();
+        object.finish(Digest::of(b"all of it")).unwrap();
+        assert_eq!(objects(), 1);
+        let mut object = bundle.begin_object("half").unwrap();
+        object.write(b"half").unwrap();
+        // As a full disk does it: the next write fails, and what became of its bytes is not known.
+        let full = File::open(&object.part).unwrap();
+        let real = std::mem::replace(&mut object.file, full);
+        object.write(b" of it").unwrap_err();
+        object.file = real;
+        object.write(b" of it").unwrap();
+        object.finish(Digest::of(b"half of it")).unwrap_err();
+        assert_eq!(objects(), 1);
     }
 }

@@ -2,13 +2,15 @@
 
 use crate::image::Image;
 use hotcell_decide::{DiskMoment, HostFact, ViolationKind};
-use hotcell_ledger::FileOp;
+use hotcell_ledger::{Digest, FileOp};
 use hotcell_observe::disk::{Explain, Explained, MAX_LISTED, Scanner};
 use hotcell_observe::{ObserveError, Sighting};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Disks of one identity: one can take the place of another under a scanner.
@@ -88,6 +90,47 @@ fn explained_changes_beyond_a_bound_are_counted_where_they_lie() {
     let end = scanner.finish(true).unwrap();
     assert_eq!((mutations(&end).len(), counted(&end).len()), (0, 0));
     assert_eq!(last_read(&end), (DiskMoment::Quiet, made as u64 + 2, 0, None));
+}
+
+/// What the host copies in is told once, as what it has become.
+#[test]
+fn half_of_a_copy_under_way_is_not_told_and_the_whole_of_it_once() {
+    let image = disk(|_| ());
+    let under_way = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&under_way);
+    let explain: Explain = Box::new(move |path| match path.starts_with("/workspace/in") {
+        true if asked.load(Ordering::Relaxed) => Explained::Copying,
+        true => Explained::Copied,
+        false => Explained::No,
+    });
+    let mut scanner = Scanner::new(image.file(), explain);
+    scanner.arm().unwrap();
+    becomes(&image, &disk(|tree| fs::write(tree.join("in"), b"half").unwrap()));
+    assert_eq!(mutations(&scanner.read().unwrap()), []);
+    // The control: what is no copy is told at once.
+    becomes(
+        &image,
+        &disk(|tree| {
+            fs::write(tree.join("in"), b"half and more").unwrap();
+            fs::write(tree.join("other"), b"not copied").unwrap();
+        }),
+    );
+    assert_eq!(mutations(&scanner.read().unwrap()), [(FileOp::Create, "/workspace/other")]);
+    under_way.store(false, Ordering::Relaxed);
+    becomes(
+        &image,
+        &disk(|tree| {
+            fs::write(tree.join("in"), b"half and the other half").unwrap();
+            fs::write(tree.join("other"), b"not copied").unwrap();
+        }),
+    );
+    let seen = scanner.read().unwrap();
+    let whole = Digest::of(b"half and the other half");
+    let told = seen.iter().filter(|sighting| {
+        matches!(sighting, Sighting::Mutation { op: FileOp::Create, path, before, after }
+            if path == "/workspace/in" && *before == Digest::ZERO && *after == whole)
+    });
+    assert_eq!((told.count(), mutations(&seen).len()), (1, 1), "{seen:?}");
 }
 
 #[test]
