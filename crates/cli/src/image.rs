@@ -26,9 +26,25 @@ pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
             show(&image.map_err(Fatal::failed)?, args.json);
         }
         args::Image::Rebuild(args) => rebuild(&session, &args)?,
-        args::Image::Rm(args) => session.store.remove(&args.name).map_err(Fatal::failed)?,
+        args::Image::Rm(args) => remove(&session, &args.name)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The image, and the templates of its root unless another image has the same.
+fn remove(session: &Session, name: &str) -> Result<(), Fatal> {
+    let root = |name: &str| session.store.image(name, &mut |_| ()).ok().map(|image| image.details.root);
+    // One that is damaged is removed all the same.
+    let removed = session.store.list().map_err(Fatal::failed)?.iter().any(|one| one.as_str() == name);
+    let of = if removed { root(name) } else { None };
+    session.store.remove(name).map_err(Fatal::failed)?;
+    let others = session.store.list().map_err(Fatal::failed)?;
+    match of {
+        Some(of) if !others.iter().any(|other| root(other.as_str()).as_ref() == Some(&of)) => {
+            session.forget_templates("root", &of)
+        }
+        _ => Ok(()),
+    }
 }
 
 fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {

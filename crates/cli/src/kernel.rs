@@ -5,7 +5,6 @@ use crate::bar::Bar;
 use crate::exit::Fatal;
 use crate::session::Session;
 use hotcell_image::{Kernel, KernelKind};
-use hotcell_vm::TemplateStore;
 use std::process::ExitCode;
 
 pub(crate) fn kernel(command: &args::Kernel) -> Result<ExitCode, Fatal> {
@@ -18,7 +17,7 @@ pub(crate) fn kernel(command: &args::Kernel) -> Result<ExitCode, Fatal> {
             bar.end();
             let (kernel, new) = built.map_err(Fatal::failed)?;
             if let Some(old) = old.filter(|_| new) {
-                forget(&session.templates(), &old.digest().to_hex())?;
+                session.forget_templates("kernel", &old.digest().to_hex())?;
             }
             let done = if new { "built" } else { "is there already, from the current source" };
             println!("{} {done}. `hotcell run --kernel slim` boots it", line(KernelKind::Slim, &kernel));
@@ -32,16 +31,6 @@ pub(crate) fn kernel(command: &args::Kernel) -> Result<ExitCode, Fatal> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Removes the templates of a kernel that is no more.
-fn forget(templates: &TemplateStore, kernel: &str) -> Result<(), Fatal> {
-    for (id, template) in templates.list().map_err(Fatal::failed)? {
-        if template.is_ok_and(|template| template.inputs().get("kernel").is_some_and(|of| of == kernel)) {
-            templates.remove(&id).map_err(Fatal::failed)?;
-        }
-    }
-    Ok(())
 }
 
 fn line(kind: KernelKind, kernel: &Kernel) -> String {

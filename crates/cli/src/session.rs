@@ -111,6 +111,17 @@ impl Session {
         TemplateStore::in_cache(self.home.cache())
     }
 
+    /// Removes the templates of something that is no more: `what` a template depends on, and its digest.
+    pub(crate) fn forget_templates(&self, what: &str, digest: &str) -> Result<(), Fatal> {
+        let templates = self.templates();
+        for (id, template) in templates.list().map_err(Fatal::failed)? {
+            if template.is_ok_and(|template| template.inputs().get(what).is_some_and(|of| of == digest)) {
+                templates.remove(&id).map_err(Fatal::failed)?;
+            }
+        }
+        Ok(())
+    }
+
     fn digests(&self) -> FileDigests {
         FileDigests::remembered_in(&self.home.cache().join("digests"))
     }

@@ -94,7 +94,11 @@ fn what_never_reached_the_disk_mid_run_is_judged_at_the_end() {
     // How often a directory's own change is seen depends on when it is looked at.
     let mutations = outcome.record().mutations();
     for path in ["/workspace/sub", "/workspace/sub/one", "/workspace/sub/two"] {
-        assert_eq!(mutations.iter().filter(|(op, at, ..)| *op == FileOp::Create && at == path).count(), 1, "{mutations:?}");
+        assert_eq!(
+            mutations.iter().filter(|(op, at, ..)| *op == FileOp::Create && at == path).count(),
+            1,
+            "{mutations:?}"
+        );
     }
 }
 
