@@ -74,12 +74,14 @@ impl Record {
         self.events.iter().filter_map(mutation).collect()
     }
 
-    /// Events that the guest caused to be written in its own band, execs' starts and ends apart.
+    /// Events that the guest caused to be written in its own band, execs' starts and ends and answers to roll calls, which
+    /// come with time, apart.
     pub(crate) fn testimony(&self) -> usize {
         let told = |event: &&Event| {
             event.actor.get() >= ActorId::FIRST_GUEST.get()
                 && !event.actor.is_host_band()
                 && !matches!(event.payload, Payload::ProcessSpawn { .. } | Payload::ProcessExit { .. })
+                && !matches!(&event.payload, Payload::ToolCall { tool, .. } if tool.as_str().starts_with("processes "))
         };
         self.events.iter().filter(told).count()
     }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io;
+use std::path::Path;
 
 /// Longest list that goes into the record, bytes.
 const MAX_DETAIL: usize = 4096;
@@ -216,12 +217,26 @@ pub(super) struct Status {
     filters: Option<u32>,
 }
 
+/// Whether a thread executes nothing any more. The kernel takes a thread's filters away as it ends (since Linux 6.11),
+/// and that is no breach.
+fn is_ending(task: &Path) -> bool {
+    /// `PF_EXITING` (`include/linux/sched.h`).
+    const EXITING: u64 = 0x4;
+    let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+    // Field 9 of proc(5); the first behind the name is field 3.
+    let flags = stat.rfind(')').and_then(|end| stat.get(end + 1..)?.split_ascii_whitespace().nth(6));
+    flags.and_then(|flags| flags.parse::<u64>().ok()).is_none_or(|flags| flags & EXITING != 0)
+}
+
 impl Status {
     pub(super) fn of(process: &ProcessId) -> io::Result<Status> {
         let mut status = Status::default();
         let mut first = true;
         for task in fs::read_dir(format!("/proc/{}/task", process.pid))? {
-            match fs::read_to_string(task?.path().join("status")) {
+            let task = task?.path();
+            match fs::read_to_string(task.join("status")) {
+                // Asked after its status was read: one that was ending by then is left out.
+                Ok(_) if is_ending(&task) => {}
                 Ok(text) => status.weaken(&text, std::mem::take(&mut first))?,
                 // A thread may end while the list is read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -229,7 +244,11 @@ impl Status {
                 Err(error) => return Err(error),
             }
         }
-        Ok(status)
+        if first {
+            Err(io::Error::new(io::ErrorKind::NotFound, "all of its threads are ending"))
+        } else {
+            Ok(status)
+        }
     }
 
     /// In what it is less confined than before, in words.
@@ -331,6 +350,20 @@ mod tests {
             descriptors: Vec::new(),
             open_folders: 0,
         }
+    }
+
+    #[test]
+    fn a_thread_that_is_ending_counts_for_nothing() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = ProcessId::of(child.id() as i32).unwrap();
+        while !process.is_zombie() {
+            std::thread::yield_now();
+        }
+        // The control: its status can be read still.
+        assert!(fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap().contains("Seccomp"));
+        assert_eq!(Status::of(&process).unwrap_err().kind(), io::ErrorKind::NotFound);
+        child.wait().unwrap();
+        assert!(Status::of(&ProcessId::of(std::process::id() as i32).unwrap()).is_ok());
     }
 
     #[test]
