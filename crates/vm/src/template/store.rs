@@ -253,15 +253,22 @@ mod tests {
     }
 
     #[test]
-    fn a_template_of_an_older_kernel_goes_when_the_newer_one_is_made() {
+    fn a_template_of_an_older_release_goes_when_the_newer_one_is_made() {
         let (_home, store) = store();
         store.make(inputs("a"), save).unwrap();
-        let mut two = inputs("a");
-        two.0.insert("vcpus".into(), "2".into());
+        let but = |name: &str, value: &str| {
+            let mut other = inputs("a");
+            other.0.insert(name.into(), value.into());
+            other
+        };
+        let (two, slim, newer) = (but("vcpus", "2"), but("kernel", "another"), but("hotcell", "9.9.9"));
         store.make(two.clone(), save).unwrap();
-        assert_eq!(store.list().unwrap().len(), 2, "another shape is no newer release");
-        store.make(inputs("b"), save).unwrap();
-        assert!(store.find(&inputs("a")).is_none() && store.find(&two).is_some());
+        store.make(slim.clone(), save).unwrap();
+        assert_eq!(store.list().unwrap().len(), 3, "another shape or another kernel is no newer release");
+        store.make(newer, save).unwrap();
+        assert!(
+            store.find(&inputs("a")).is_none() && store.find(&two).is_some() && store.find(&slim).is_some()
+        );
     }
 
     #[test]
