@@ -34,6 +34,8 @@ fn profile() -> Profile {
     let json = serde_json::to_value(Offsets::default()).unwrap();
     let names = json.as_object().unwrap().keys().cloned();
     let spread: serde_json::Map<_, _> = names.zip(0u32..).map(|(name, at)| (name, (at * 8 % 160).into())).collect();
+    let mut offsets: Offsets = serde_json::from_value(spread.into()).unwrap();
+    offsets.xa_marks = offsets.xa_slots + 16 * 8;
     let at = |inside: u64| LINKED + inside;
     let symbols = Symbols {
         text: LINKED,
@@ -59,7 +61,7 @@ fn profile() -> Profile {
         entry_syscall: at(0x100),
     };
     Profile {
-        offsets: serde_json::from_value(spread.into()).unwrap(),
+        offsets,
         symbols,
         banner: "Linux version ".into(),
         jumps: vec![JumpEntry { code: 0x100, target: 0x180 }, JumpEntry { code: 0xffd, target: 0x200 }],

@@ -12,7 +12,7 @@ use std::path::Path;
 /// Largest kernel file.
 const MAX_KERNEL: u64 = 256 << 20;
 /// Of the cached form; another number, another file name.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 macro_rules! offsets {
     ($($(#[$meta:meta])* $field:ident = $structure:literal . $path:literal,)+) => {
@@ -107,6 +107,8 @@ offsets! {
     pid_ns_idr = "pid_namespace"."idr.idr_rt.xa_head",
     xa_shift = "xa_node"."shift",
     xa_slots = "xa_node"."slots",
+    /// Where the slots end.
+    xa_marks = "xa_node"."marks",
     pid_tasks = "pid"."tasks",
     task_pid_links = "task_struct"."pid_links",
     rq_curr = "rq"."curr",

@@ -21,8 +21,10 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_PROCESSORS: usize = 64;
 /// Nodes of the table of pids: more than [`MAX_TASKS`](super::tasks::MAX_TASKS) numbers can need.
 const MAX_NODES: usize = 16_384;
-/// `XA_CHUNK_SIZE` (`include/linux/xarray.h`).
-const SLOTS: usize = 64;
+/// Bytes of a node's slots: 64 of them, or 16 in a kernel with CONFIG_BASE_SMALL (`XA_CHUNK_SIZE`, `include/linux/xarray.h`).
+const SLOTS_BYTES: [u32; 2] = [64 * 8, 16 * 8];
+/// Levels of the tree: a number's 32 bits by four each, and the entries.
+const LEVELS: usize = 9;
 /// The first byte of a `qrwlock` that is held for writing (`include/asm-generic/qrwlock_types.h`).
 const WRITE_LOCKED: u8 = 0xff;
 
@@ -102,7 +104,7 @@ impl Processors {
     }
 }
 
-/// Entries of the table of pids: a tree of nodes with 64 slots (`lib/xarray.c`).
+/// Entries of the table of pids: a tree of nodes with 64 or 16 slots (`lib/xarray.c`).
 ///
 /// # Errors
 /// The tree makes no sense, or memory can't be read.
@@ -113,8 +115,11 @@ pub(super) fn table(space: &Space<'_>, profile: &Profile) -> Result<Vec<u64>, Sw
         space.at(profile.symbols.init_pid_ns, profile.symbols.text).wrapping_add(u64::from(o.pid_ns_idr));
     let head = space.u64(head).map_err(nowhere(|_| TORN))?;
     let (mut entries, mut level, mut nodes) = (Vec::new(), vec![head], 0usize);
-    // Six bits of a number each, so no tree of them is deeper.
-    for _ in 0..6 {
+    let bytes = o.xa_marks.saturating_sub(o.xa_slots);
+    if !SLOTS_BYTES.contains(&bytes) {
+        return Err(TORN);
+    }
+    for _ in 0..LEVELS {
         // A node has 2 in its lowest bits; anything else that is there is an entry, aligned as all structures are.
         let inner: Vec<u64> = level.iter().copied().filter(|entry| entry & 3 == 2 && *entry > 4096).collect();
         entries.extend(level.into_iter().filter(|entry| entry & 3 == 0 && *entry != 0));
@@ -126,9 +131,10 @@ pub(super) fn table(space: &Space<'_>, profile: &Profile) -> Result<Vec<u64>, Sw
         if nodes > MAX_NODES {
             break;
         }
-        let slots = inner.iter().map(|node| ((node & !3).wrapping_add(u64::from(o.xa_slots)), SLOTS * 8));
+        let slots =
+            inner.iter().map(|node| ((node & !3).wrapping_add(u64::from(o.xa_slots)), bytes as usize));
         let read = space.gather(slots)?;
-        level = Vec::with_capacity(inner.len() * SLOTS);
+        level = Vec::with_capacity(inner.len() * (bytes as usize / 8));
         for at in 0..inner.len() {
             let slots = read.get(at).ok_or(TORN)?;
             level.extend(

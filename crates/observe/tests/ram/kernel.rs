@@ -53,6 +53,8 @@ pub(crate) fn profile() -> Profile {
     let mut offsets: Offsets = serde_json::from_value(spread.into()).unwrap();
     // Names at the start of what holds them, and lists as deep as they are.
     (offsets.qstr_len, offsets.qstr_name) = (4, 8);
+    // A node of the table of pids has 64 slots.
+    offsets.xa_marks = offsets.xa_slots + 64 * 8;
     let at = |inside: u64| LINKED + inside;
     let symbols = Symbols {
         text: LINKED,
