@@ -81,19 +81,31 @@ fn a_list_that_does_not_end_or_leads_nowhere_is_torn() {
 
 /// A machine with two tasks, both in the table of pids, after one sweep; then something changes.
 fn suspects(change: impl FnOnce(&mut Kernel)) -> Vec<(i32, &'static str)> {
+    suspects_among(64, change)
+}
+
+/// The same, of a kernel whose table has so many slots in a node.
+fn suspects_among(slots: u32, change: impl FnOnce(&mut Kernel)) -> Vec<(i32, &'static str)> {
     const QUEUE: u64 = 0x38_0000;
     let mut kernel = Kernel::new(4);
+    kernel.profile.offsets.xa_marks = kernel.profile.offsets.xa_slots + slots * 8;
     let o = kernel.profile.offsets.clone();
     for (at, pid, number) in [(0x28_0000, 42, NUMBER), (0x29_0000, 43, NUMBER + 0x1000)] {
         kernel.task(at, pid, 1000);
         kernel.number(at + u64::from(o.task_number), DIRECT + number);
         kernel.number(number + u64::from(o.pid_tasks), DIRECT + at + u64::from(o.task_pid_links));
     }
-    // The table: one node, in which the two are at their numbers.
+    // The table: one node, in which the two are at their numbers; of small nodes one of its slots leads to the second.
     let table = kernel.image(kernel.profile.symbols.init_pid_ns) + u64::from(o.pid_ns_idr);
     kernel.number(table, DIRECT + NODE + 2);
-    kernel.number(NODE + u64::from(o.xa_slots) + 42 * 8, DIRECT + NUMBER);
-    kernel.number(NODE + u64::from(o.xa_slots) + 43 * 8, DIRECT + NUMBER + 0x1000);
+    let (node, first) = if slots == 64 { (NODE, 42) } else { (NODE + 0x1000, 42 % 16) };
+    if slots == 16 {
+        kernel.number(NODE + u64::from(o.xa_slots) + 42 / 16 * 8, DIRECT + node + 2);
+        // What lies behind a node's slots is no entry.
+        kernel.number(NODE + u64::from(o.xa_slots) + 16 * 8, DIRECT + NUMBER + 0x2000);
+    }
+    kernel.number(node + u64::from(o.xa_slots) + first * 8, DIRECT + NUMBER);
+    kernel.number(node + u64::from(o.xa_slots) + (first + 1) * 8, DIRECT + NUMBER + 0x1000);
     // One processor, which idles.
     let offsets = kernel.image(kernel.profile.symbols.per_cpu_offset);
     let init = TEXT + (kernel.profile.symbols.init_task - LINKED);
@@ -140,9 +152,11 @@ fn a_task_that_one_view_lacks_is_a_suspect() {
     };
     let runs = |kernel: &mut Kernel| kernel.number(0x38_0000 + u64::from(o.rq_curr), DIRECT + 0x29_0000);
     assert_eq!(suspects(|_| {}), []);
+    assert_eq!(suspects_among(16, |_| {}), []);
     assert_eq!(suspects(runs), []);
     let only = "it is in the table of pids and not on the list of tasks";
     assert_eq!(suspects(off_the_list), [(43, only)]);
+    assert_eq!(suspects_among(16, off_the_list), [(43, only)]);
     let other = "it is on the list of tasks and not in the table of pids";
     assert_eq!(suspects(out_of_the_table), [(43, other)]);
     let both = |kernel: &mut Kernel| {
