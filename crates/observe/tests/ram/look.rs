@@ -132,7 +132,7 @@ fn keep(profile: &Profile, cache: &std::path::Path) {
     let json = serde_json::to_vec(profile).unwrap();
     let bytes = [blake3::hash(&json).as_bytes().as_slice(), &json].concat();
     std::fs::create_dir(cache.join("kernel-profiles")).unwrap();
-    std::fs::write(cache.join("kernel-profiles/v2-made.json"), bytes).unwrap();
+    std::fs::write(cache.join("kernel-profiles/v3-made.json"), bytes).unwrap();
 }
 
 fn violations(seen: Sightings) -> Vec<ViolationKind> {

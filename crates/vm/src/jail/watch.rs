@@ -66,12 +66,12 @@ struct Seen {
     namespaces: BTreeMap<&'static str, String>,
     program: (u64, u64),
     children: BTreeSet<i32>,
-    /// Descriptor number to what it is.
-    descriptors: BTreeMap<String, String>,
+    /// Descriptor number to what it is, and what that is called.
+    descriptors: BTreeMap<String, (String, String)>,
     /// Numbers whose file is the root image, open for writing.
     writable_root: Vec<String>,
-    /// Files that are mapped executable.
-    mapped: BTreeSet<String>,
+    /// Files that are mapped executable: device and inode to the name.
+    mapped: BTreeMap<String, String>,
     /// Bytes of executable memory that no file is behind.
     executable_bytes: u64,
 }
@@ -142,14 +142,15 @@ impl VmmWatch {
         for child in now.children.difference(&allowed.children) {
             breach(process(), format!("it has a child, {child}"));
         }
-        let had: BTreeSet<&String> = allowed.descriptors.values().collect();
-        for (number, what) in &now.descriptors {
+        let had: BTreeSet<&String> = allowed.descriptors.values().map(|(what, _)| what).collect();
+        for (number, (what, name)) in &now.descriptors {
             if !had.contains(what) && !is_made_while_running(what) {
-                breach(format!("descriptor {number}"), format!("{what} was not open when it was let go"));
+                breach(format!("descriptor {number}"), format!("{name} was not open when it was let go"));
             }
         }
-        for file in now.mapped.difference(&allowed.mapped) {
-            breach("executable mapping".to_owned(), format!("{file} was not mapped when it was let go"));
+        for (file, name) in now.mapped.iter().filter(|(file, _)| !allowed.mapped.contains_key(*file)) {
+            let detail = format!("{name} ({file}) was not mapped when it was let go");
+            breach("executable mapping".to_owned(), detail);
         }
         if now.executable_bytes > allowed.executable_bytes {
             let more = now.executable_bytes - allowed.executable_bytes;
@@ -191,14 +192,13 @@ impl Seen {
             if root == Some((file.dev(), file.ino())) && is_writable(&format!("{base}/fdinfo/{number}")) {
                 writable_root.push(number.clone());
             }
-            // Names can be changed, the file stays: what has a place on a disk is known by that.
-            let name = what.to_string_lossy();
-            let place = if name.starts_with('/') {
-                format!(" ({}:{})", file.dev(), file.ino())
-            } else {
-                String::new()
+            // Names can be changed, also by whoever removes or replaces a file that is in use; the file stays.
+            let name = what.to_string_lossy().into_owned();
+            let what = match name.starts_with('/') {
+                true => format!("file {}:{}", file.dev(), file.ino()),
+                false => name.clone(),
             };
-            descriptors.insert(number, format!("{name}{place}"));
+            descriptors.insert(number, (what, name));
         }
         let (mapped, executable_bytes) = executable(&fs::read_to_string(format!("{base}/maps"))?);
         Ok(Seen {
@@ -233,9 +233,9 @@ fn children(base: &Path) -> io::Result<BTreeSet<i32>> {
     Ok(all)
 }
 
-/// Files that are mapped executable, by place and name, and how much executable memory has none.
-fn executable(maps: &str) -> (BTreeSet<String>, u64) {
-    let (mut files, mut bytes) = (BTreeSet::new(), 0);
+/// Files that are mapped executable, by place, and how much executable memory has none.
+fn executable(maps: &str) -> (BTreeMap<String, String>, u64) {
+    let (mut files, mut bytes) = (BTreeMap::new(), 0);
     for line in maps.lines() {
         // range, permissions, offset, device, inode, name: proc(5)
         let mut words = line.split_ascii_whitespace();
@@ -246,7 +246,7 @@ fn executable(maps: &str) -> (BTreeSet<String>, u64) {
         let (device, inode) = (words.nth(1).unwrap_or_default(), words.next().unwrap_or_default());
         let name = words.next().unwrap_or_default();
         if inode != "0" {
-            files.insert(format!("{name} ({device} {inode})"));
+            files.insert(format!("{device} {inode}"), name.to_owned());
         } else if !name.starts_with("[v") {
             let (from, to) = range.split_once('-').unwrap_or_default();
             let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
@@ -307,6 +307,37 @@ mod tests {
         let found = stand_in.watch.look().unwrap();
         assert!(found.iter().all(|breach| !breach.writable_root));
         found.into_iter().map(|breach| format!("{}: {}", breach.subject, breach.detail)).collect()
+    }
+
+    /// A template or the VMM's program may be replaced while machines run from it.
+    #[test]
+    fn a_file_that_is_renamed_or_removed_is_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (held, other) = (dir.path().join("held"), dir.path().join("other"));
+        fs::write(&held, "x").unwrap();
+        let script = format!("exec 8<{}; echo up; read go; exec 9<{0}; echo done; read end", held.display());
+        let mut child = Command::new("bash")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        let watch = VmmWatch::begin(ProcessId::of(child.id() as i32).unwrap(), None).unwrap();
+        fs::rename(&held, &other).unwrap();
+        assert_eq!(watch.look().unwrap(), []);
+        fs::remove_file(&other).unwrap();
+        assert_eq!(watch.look().unwrap(), []);
+        // The control: another file of the old name is another file.
+        fs::write(&held, "y").unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+        line.clear();
+        out.read_line(&mut line).unwrap();
+        assert_eq!(watch.look().unwrap().len(), 1);
+        drop(StandIn { child, watch });
     }
 
     #[test]
@@ -376,6 +407,9 @@ mod tests {
         let maps = "55d0-55d1 r-xp 00000000 08:01 77 /usr/bin/qemu\n7f00-7f08 rwxp 00000000 00:00 0 \n\
                     7f10-7f11 r--p 00000000 08:01 78 /usr/lib/x.so\n7ffe-7fff r-xp 00000000 00:00 0 [vdso]\n\
                     ffff-fffff --xp 00000000 00:00 0 [vsyscall]\n";
-        assert_eq!(executable(maps), (BTreeSet::from(["/usr/bin/qemu (08:01 77)".to_owned()]), 8));
+        assert_eq!(
+            executable(maps),
+            (BTreeMap::from([("08:01 77".to_owned(), "/usr/bin/qemu".to_owned())]), 8)
+        );
     }
 }
