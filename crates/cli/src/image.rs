@@ -5,7 +5,7 @@ use crate::bar::{Bar, shown};
 use crate::exit::Fatal;
 use crate::session::Session;
 use crate::verify;
-use hotcell_image::{Image, ImageError, Limits, Pin, Recipe, Source};
+use hotcell_image::{Image, ImageError, ImageName, Limits, Pin, Recipe, Source};
 use hotcell_policy::{EntryKind, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
 use std::io::IsTerminal;
@@ -33,14 +33,14 @@ pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
 
 /// The image, and the templates of its root unless another image has the same.
 fn remove(session: &Session, name: &str) -> Result<(), Fatal> {
-    let root = |name: &str| session.store.image(name, &mut |_| ()).ok().map(|image| image.details.root);
-    // One that is damaged is removed all the same.
-    let removed = session.store.list().map_err(Fatal::failed)?.iter().any(|one| one.as_str() == name);
-    let of = if removed { root(name) } else { None };
+    let names = session.store.list().map_err(Fatal::failed)?;
+    // One that is damaged has no root that could be told, and is removed all the same.
+    let root = |name: &ImageName| Some(session.store.image(name.as_str(), &mut |_| ()).ok()?.details.root);
+    let (own, others): (Vec<_>, Vec<_>) = names.iter().partition(|one| one.as_str() == name);
+    let of = own.into_iter().find_map(root);
     session.store.remove(name).map_err(Fatal::failed)?;
-    let others = session.store.list().map_err(Fatal::failed)?;
     match of {
-        Some(of) if !others.iter().any(|other| root(other.as_str()).as_ref() == Some(&of)) => {
+        Some(of) if !others.into_iter().any(|other| root(other).as_ref() == Some(&of)) => {
             session.forget_templates("root", &of)
         }
         _ => Ok(()),

@@ -161,6 +161,6 @@ fn close_status_on_exec() -> Result<(), Errno> {
     hotcell_sys::guest::close_on_exec(STATUS_NUMBER as i32).map_err(|error| errno_of(&error))
 }
 
-fn errno_of(error: &std::io::Error) -> Errno {
+pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

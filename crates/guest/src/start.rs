@@ -9,7 +9,7 @@
 //! in the PATH of its own environment.
 
 use crate::cgroup::ExecCgroup;
-use crate::confine::{self, Plan};
+use crate::confine::{self, Plan, errno_of};
 use crate::limits::OWNER;
 use hotcell_sys::guest::{Child, Filter, ForkPlan, Namespaces, fork, signal};
 use hotcell_wire::{ExecText, MAX_EXEC_TEXT, Program, Stage};
@@ -206,10 +206,6 @@ impl Order {
             text: ExecText::decode(text).ok()?,
         })
     }
-}
-
-fn errno_of(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Where `name` may be: itself if it has a slash, else one per directory of PATH.

@@ -151,10 +151,7 @@ impl Store {
             return Ok((kernel, false));
         }
         let new = dir.join(format!(".new.{name}"));
-        replace(&new, &place, || {
-            make_dir(&new)?;
-            Kernel::build_slim(&new, &recipe, progress).map(|_| ())
-        })?;
+        replace(&new, &place, || Kernel::build_slim(&new, &recipe, progress).map(|_| ()))?;
         Ok((Kernel::open(&place)?, true))
     }
 
@@ -367,9 +364,8 @@ impl Store {
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))
     }
 
-    /// Writes what was built into `dir`.
+    /// Writes what was built into `dir`, which is new.
     fn write_image(&self, dir: &Path, built: Built) -> Result<(), ImageError> {
-        make_dir(dir)?;
         let root = dir.join("root.sqfs");
         built.tree.write_squashfs(File::create_new(&root).map_err(at(&root))?)?;
         let file = File::open(&root).map_err(at(&root))?;
@@ -399,7 +395,7 @@ fn make_dir(dir: &Path) -> Result<(), ImageError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))
 }
 
-/// Makes the folder `new` and puts it where `place` is, or is to be. For whoever holds the place's lock.
+/// Makes the folder `new`, lets it be filled, and puts it where `place` is, or is to be. For whoever holds the place's lock.
 fn replace(
     new: &Path,
     place: &Path,
@@ -407,7 +403,7 @@ fn replace(
 ) -> Result<(), ImageError> {
     // What a killed builder left; the lock says that it is gone.
     let _ = fs::remove_dir_all(new);
-    let made = make().and_then(|()| {
+    let made = make_dir(new).and_then(|()| make()).and_then(|()| {
         let flags = if place.exists() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
         renameat_with(CWD, new, CWD, place, flags).map_err(|errno| at(place)(errno.into()))
     });
@@ -435,12 +431,5 @@ fn build_once(
     if place.exists() {
         return Ok(());
     }
-    // What a killed builder left; the lock says that it is gone.
-    let _ = fs::remove_dir_all(&new);
-    make_dir(&new)?;
-    let built = build(&new).and_then(|()| fs::rename(&new, &place).map_err(at(&place)));
-    if built.is_err() {
-        let _ = fs::remove_dir_all(&new);
-    }
-    built
+    replace(&new, &place, || build(&new))
 }
