@@ -1,7 +1,8 @@
 //! What the host sees of the workspace disk while machines write to it, and what that decides.
 
 use crate::harness::Job;
-use crate::observed::{Module, Said, Taken};
+use crate::machine::Sink;
+use crate::observed::{Module, Taken};
 use crate::record::Record;
 use hotcell_ledger::{Digest, FileOp};
 use hotcell_runtime::{ExecIo, ExecRequest, PutRequest};
@@ -118,7 +119,7 @@ fn what_the_host_put_there_is_explained_whole_while_the_guest_writes_out_the_hal
     let taken = Taken::new(Module::AtHand);
     let run = taken.runtime.start(taken.draft.seal().unwrap(), taken.boot);
     let script = "while [ ! -e /tmp/stop ]; do sync; done; wc -c /workspace/in/d/* | tail -n 1";
-    let said = Said::default();
+    let said = Sink::default();
     let io = ExecIo { stdout: Some(Box::new(said.clone())), ..ExecIo::default() };
     let exec = run.exec(ExecRequest::new(["/bin/sh", "-c", script]), io);
     run.put(PutRequest::new(&tree, "/workspace/in").unwrap()).unwrap();

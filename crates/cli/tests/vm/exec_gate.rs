@@ -6,14 +6,13 @@
 //! and nothing else. The same attempts on this host are the control: all of them succeed.
 
 use crate::attacks::folder as attacks;
-use crate::harness::{Slot, home, verify};
+use crate::harness::{Slot, verify};
 use crate::images::{Built, folder};
-use crate::machine::{GUEST, Sink, runtime};
+use crate::machine::{Sink, drafted, runtime, store};
 use crate::record::Record;
-use hotcell_image::{KernelKind, Store};
 use hotcell_ledger::{Digest, Payload};
-use hotcell_policy::{EnvironmentBaseline, ImageRef, Manifest, PolicyDraft, RunDraft};
-use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, MeasuredBoot, Run, Stdin};
+use hotcell_policy::{Manifest, PolicyDraft};
+use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Run, Stdin};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -87,11 +86,7 @@ impl Ground {
 
     /// A machine whose list lacks everything in `/opt`.
     fn start(&self, out: &Path, policy: PolicyDraft) -> Run {
-        let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
-        let image = store.image(&self.image.0, &mut |_| {}).unwrap();
-        let kernel = store.kernel(KernelKind::Cloud, &mut |_| {}).unwrap();
-        let initramfs = store.initramfs(&kernel).unwrap().path;
-        let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).unwrap();
+        let image = store().image(&self.image.0, &mut |_| {}).unwrap();
         let contents = Manifest::new(image.manifest.entries().map(|(path, entry)| {
             let mut entry = entry.clone();
             if path.as_str().starts_with("/opt/") {
@@ -99,17 +94,8 @@ impl Ground {
             }
             (path.clone(), entry)
         }));
-        let reference = ImageRef {
-            name: self.image.0.clone(),
-            kernel: boot.kernel.digest,
-            initramfs: boot.initramfs.digest,
-            root: boot.root.digest,
-        };
         let id = out.file_name().unwrap().to_str().unwrap().to_lowercase().replace(['.', '_'], "-");
-        let mut draft = RunDraft::new(format!("test{id}"), reference, policy);
-        draft.baseline = Some(EnvironmentBaseline::from_manifest(&contents).digest());
-        draft.binaries = Some(contents.binaries().digest());
-        boot.contents = Some(contents);
+        let (draft, boot) = drafted(format!("test{id}"), (&image, contents), policy, None);
         runtime(out, Duration::from_secs(120)).start(draft.seal().unwrap(), boot)
     }
 

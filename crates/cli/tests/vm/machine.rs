@@ -2,9 +2,9 @@
 
 use crate::harness::{Slot, home, verify, vmms_of, warm_up};
 use crate::record::Record;
-use hotcell_image::{Guest, KernelKind, Store};
+use hotcell_image::{Guest, Image, Kernel, KernelKind, Store};
 use hotcell_ledger::SigningKey;
-use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
+use hotcell_policy::{EnvironmentBaseline, ImageRef, Manifest, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{
     Exec, ExecIo, ExecRequest, ExecResult, MeasuredBoot, Patience, Run, RunReport, Runtime, Stdin,
 };
@@ -20,9 +20,41 @@ pub(crate) const GUEST: Guest =
 
 pub(crate) fn qemu() -> PathBuf {
     let places = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/libexec"];
-    let found =
-        places.iter().map(|place| Path::new(place).join("qemu-system-x86_64")).find(|path| path.is_file());
-    found.expect("QEMU is installed: `./x test` does it")
+    let named = std::env::var_os("HOTCELL_QEMU").map(PathBuf::from);
+    let all = named.into_iter().chain(places.iter().map(|place| Path::new(place).join("qemu-system-x86_64")));
+    all.into_iter().find(|path| path.is_file()).expect("QEMU is installed: `./x test` does it")
+}
+
+/// The images and kernels of the shared home.
+pub(crate) fn store() -> Store {
+    Store::new(&home().join("cache"), &home().join("state/images"), GUEST)
+}
+
+pub(crate) fn kernel() -> Kernel {
+    store().kernel(KernelKind::Cloud, &mut |_| {}).unwrap()
+}
+
+/// A run of an image of the store with this initramfs, or the kernel's own; `contents`: what is told of the image.
+pub(crate) fn drafted(
+    run_id: String,
+    (image, contents): (&Image, Manifest),
+    policy: PolicyDraft,
+    initramfs: Option<&Path>,
+) -> (RunDraft, MeasuredBoot) {
+    let kernel = kernel();
+    let own = store().initramfs(&kernel).unwrap().path;
+    let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), initramfs.unwrap_or(&own), &image.root).unwrap();
+    let reference = ImageRef {
+        name: image.name.to_string(),
+        kernel: boot.kernel.digest,
+        initramfs: boot.initramfs.digest,
+        root: boot.root.digest,
+    };
+    let mut draft = RunDraft::new(run_id, reference, policy);
+    draft.baseline = Some(EnvironmentBaseline::from_manifest(&contents).digest());
+    draft.binaries = Some(contents.binaries().digest());
+    boot.contents = Some(contents);
+    (draft, boot)
 }
 
 pub(crate) fn runtime(out: &Path, boot_deadline: Duration) -> Runtime {
@@ -47,22 +79,8 @@ pub(crate) fn busybox(run_id: &str, initramfs: Option<&Path>) -> (SealedSpec, Me
 
 fn busybox_with(run_id: &str, policy: PolicyDraft, initramfs: Option<&Path>) -> (SealedSpec, MeasuredBoot) {
     warm_up();
-    let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
-    let mut say = |_: &str| {};
-    let image = store.image("busybox", &mut say).unwrap();
-    let kernel = store.kernel(KernelKind::default(), &mut say).unwrap();
-    let own = store.initramfs(&kernel).unwrap().path;
-    let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), initramfs.unwrap_or(&own), &image.root).unwrap();
-    let reference = ImageRef {
-        name: "busybox".into(),
-        kernel: boot.kernel.digest,
-        initramfs: boot.initramfs.digest,
-        root: boot.root.digest,
-    };
-    let mut draft = RunDraft::new(run_id.to_owned(), reference, policy);
-    draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
-    draft.binaries = Some(image.manifest.binaries().digest());
-    boot.contents = Some(image.manifest);
+    let image = store().image("busybox", &mut |_| {}).unwrap();
+    let (draft, boot) = drafted(run_id.to_owned(), (&image, image.manifest.clone()), policy, initramfs);
     (draft.seal().unwrap(), boot)
 }
 

@@ -4,9 +4,9 @@
 //! which it will act. What it says at `g` comes to the host at `h`; the smallest `h - g` is the difference of the two
 //! clocks and the time of the fastest line on its way. So a figure is too small by that line's way, and by no more.
 
-use crate::harness::{PATIENCE, home, vmms_of, wait_until};
-use crate::observed::{Exit, GUEST, Listed, Module, Taken};
-use hotcell_image::Store;
+use crate::harness::{PATIENCE, vmms_of, wait_until};
+use crate::machine::kernel;
+use crate::observed::{Exit, Listed, Module, Taken};
 use hotcell_runtime::{ExecIo, ExecRequest, Stdin};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -82,10 +82,7 @@ impl Taken {
 #[test]
 #[ignore = "a measurement: one hundred and twenty kills"]
 fn latency_from_the_attack_to_a_vmm_that_is_gone() {
-    let kernel = Store::new(&home().join("cache"), &home().join("state/images"), GUEST)
-        .kernel(hotcell_image::KernelKind::Cloud, &mut |_| {})
-        .unwrap();
-    let hide = Module::Loaded(Exit::Hide(Listed::of(&kernel.vmlinuz())));
+    let hide = Module::Loaded(Exit::Hide(Listed::of(&kernel().vmlinuz())));
     let at_hand = Module::AtHand;
     let attacks = [
         ("root", at_hand, "unexplained_privilege"),

@@ -8,20 +8,16 @@
 
 use crate::attacks::built;
 use crate::harness::{Job, SOON, Slot, home, verify, vmms_of, warm_up};
-use hotcell_image::{Guest, KernelKind, Store};
-use hotcell_ledger::{Digest, SigningKey};
-use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft};
-use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, Patience, RunReport, Runtime, Stdin};
-use hotcell_vm::{AccelChoice, JailChoice, QemuBackend, Registry, TemplateStore};
+use crate::machine::{GUEST, Sink, drafted, kernel, runtime, store};
+use hotcell_ledger::Digest;
+use hotcell_policy::{PolicyDraft, RunDraft};
+use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, RunReport, Runtime, Stdin};
+use hotcell_vm::TemplateStore;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-pub(crate) const GUEST: Guest =
-    Guest { init: include_bytes!(env!("HOTCELL_INIT")), request: include_bytes!(env!("HOTCELL_REQUEST")) };
 
 /// A file of a newc archive; the kernel takes one archive behind another, and the last of a name.
 fn entry(name: &str, mode: u32, bytes: &[u8]) -> Vec<u8> {
@@ -218,11 +214,11 @@ pub(crate) struct Taken {
 impl Taken {
     pub(crate) fn new(module: Module) -> Taken {
         static COUNT: AtomicU32 = AtomicU32::new(0);
+        // It takes a slot of its own.
         warm_up();
         let slot = Slot::take();
         let out = tempfile::tempdir().unwrap();
-        let store = Store::new(&home().join("cache"), &home().join("state/images"), GUEST);
-        let kernel = store.kernel(KernelKind::Cloud, &mut |_| {}).unwrap();
+        let (store, kernel) = (store(), kernel());
         let image = store.image("busybox", &mut |_| {}).unwrap();
         let mut archive = fs::read(store.initramfs(&kernel).unwrap().path).unwrap();
         archive.resize(archive.len().next_multiple_of(4), 0);
@@ -248,37 +244,12 @@ impl Taken {
         archive.extend(entry("TRAILER!!!", 0, &[]));
         let initramfs = out.path().join("initramfs");
         fs::write(&initramfs, archive).unwrap();
-        let mut boot = MeasuredBoot::open(&kernel.vmlinuz(), &initramfs, &image.root).unwrap();
-        let reference = ImageRef {
-            name: "busybox".into(),
-            kernel: boot.kernel.digest,
-            initramfs: boot.initramfs.digest,
-            root: boot.root.digest,
-        };
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let run_id = format!("test-taken-{}-{count}", std::process::id());
         let mut policy = PolicyDraft::default();
         policy.capabilities.spawn = true;
-        let mut draft = RunDraft::new(run_id, reference, policy);
-        draft.baseline = Some(EnvironmentBaseline::from_manifest(&image.manifest).digest());
-        draft.binaries = Some(image.manifest.binaries().digest());
-        boot.contents = Some(image.manifest);
-        let program =
-            ["/usr/bin", "/usr/local/bin"].iter().map(|dir| Path::new(dir).join("qemu-system-x86_64"));
-        let named = std::env::var_os("HOTCELL_QEMU").map(Into::into);
-        let program = named.into_iter().chain(program).find(|path| path.exists()).expect("QEMU is installed");
-        let runtime = Runtime {
-            registry: Registry::open(&home().join("state/live")).unwrap(),
-            backend: Arc::new(QemuBackend::new(program, JailChoice::Auto).unwrap()),
-            acceleration: AccelChoice::Tcg.resolve().unwrap(),
-            out: out.path().join("runs"),
-            cache: home().join("cache"),
-            key: Arc::new(SigningKey::load_or_create(&out.path().join("key")).unwrap()),
-            clock: Runtime::host_clock(),
-            boot_deadline: Duration::from_secs(120),
-            patience: Patience::default(),
-            advisor: None,
-        };
+        let (draft, boot) = drafted(run_id, (&image, image.manifest.clone()), policy, Some(&initramfs));
+        let runtime = runtime(&out.path().join("runs"), Duration::from_secs(120));
         Taken { runtime, boot, draft, out, _slot: slot }
     }
 
@@ -295,8 +266,10 @@ impl Taken {
     pub(crate) fn run(self, script: &str) -> Seen {
         let run_id = self.draft.run_id.clone();
         let run = self.runtime.start(self.draft.seal().unwrap(), self.boot);
-        let said = Said::default();
-        let io = ExecIo { stdin: Stdin::Empty, stdout: Some(Box::new(said.clone())), ..ExecIo::default() };
+        let said = Sink::default();
+        let (stdin, go) = io::pipe().unwrap();
+        let stdout = Box::new(Answering { said: said.clone(), go: Some(go) });
+        let io = ExecIo { stdin: Stdin::Descriptor(stdin.into()), stdout: Some(stdout), ..ExecIo::default() };
         let exec = run.exec(ExecRequest::new(["/bin/sh", "-c", script]), io);
         let ended = exec.wait();
         let begun = Instant::now();
@@ -331,27 +304,6 @@ fn lenient(init: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a command said.
-#[derive(Clone, Default)]
-pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
-
-impl Said {
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl Write for Said {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 pub(crate) struct Seen {
     pub(crate) report: RunReport,
     pub(crate) said: String,
@@ -367,9 +319,30 @@ impl std::fmt::Debug for Seen {
     }
 }
 
-/// Gives the order once, then goes on for longer than anybody waits.
+/// Collects what a command says, and answers the first of it: what it said has come then, whatever happens next.
+struct Answering {
+    said: Sink,
+    go: Option<io::PipeWriter>,
+}
+
+impl Write for Answering {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.said.write(bytes)?;
+        if let Some(mut go) = self.go.take() {
+            // A command that reads nothing has no use for it.
+            let _ = go.write_all(b"go\n");
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Gives the order once, when its first word has come, then goes on for longer than anybody waits.
 pub(crate) fn order(name: &str) -> String {
-    format!("echo working; echo {name} >/tmp/order; sleep 60; echo UNSEEN")
+    format!("echo working; read go; echo {name} >/tmp/order; sleep 60; echo UNSEEN")
 }
 
 /// Killed for this reason, while the command ran.
@@ -409,10 +382,7 @@ fn kernel_text_that_is_changed_is_seen() {
 
 #[test]
 fn a_process_that_is_hidden_from_the_list_is_seen() {
-    let kernel = Store::new(&home().join("cache"), &home().join("state/images"), GUEST)
-        .kernel(hotcell_image::KernelKind::Cloud, &mut |_| {})
-        .unwrap();
-    let hide = Module::Loaded(Exit::Hide(Listed::of(&kernel.vmlinuz())));
+    let hide = Module::Loaded(Exit::Hide(Listed::of(&kernel().vmlinuz())));
     let seen = Taken::new(hide).cloned().run(&order("unload"));
     assert_seen(&seen, "hidden_process");
     assert_spared(&Taken::new(hide).cloned().run(HONEST));
