@@ -25,7 +25,9 @@ def machine(bundle):
     argv = next(a for a in map(load, glob.glob(bundle + "/objects/*")) if isinstance(a, list) and "-kernel" in a)
     append = argv[argv.index("-append") + 1]
     kernel = os.path.join(HOME, "cache/kernels/cloud/vmlinuz")
-    initramfs = max(glob.glob(os.path.join(HOME, "cache/initramfs/*.cpio")), key=os.path.getmtime)
+    # The very one that the run booted: there is one for each kernel.
+    digest = json.load(open(bundle + "/spec.json"))["image"]["initramfs"]
+    initramfs = os.path.join(HOME, f"cache/initramfs/{digest}.cpio")
     root = os.path.join(HOME, "state/images/busybox/root.sqfs")
     blank = max(glob.glob(os.path.join(HOME, "cache/workspace/*.img")), key=os.path.getmtime)
     return argv[argv.index("-M") + 1], append, kernel, initramfs, root, blank

@@ -8,7 +8,8 @@ reads the port into nothing (in) or writes zeroes to it (out). hotcell: the time
 copy; so hashing, recording, the guest's disk and the bundle's are in it, and starting is not. Raw: first byte to last.
 Prints medians, spreads, ratios; a table and one line of JSON. What came out is compared with what went in, each time.
 """
-import filecmp, glob, json, os, shutil, socket, statistics, subprocess, sys, tempfile, time
+import filecmp, json, os, shutil, socket, statistics, subprocess, sys, tempfile, time
+from cold import machine
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HOTCELL = os.path.join(ROOT, "target/release/hotcell")
@@ -37,10 +38,8 @@ def entry(name, mode, content=b""):
 class Raw:
     """A machine whose init is a shell at a virtio-serial port."""
 
-    def __init__(self, folder, size, append):
-        self.append = append
-        self.kernel = os.path.join(HOME, "cache/kernels/cloud/vmlinuz")
-        ours = max(glob.glob(os.path.join(HOME, "cache/initramfs/*.cpio")), key=os.path.getmtime)
+    def __init__(self, folder, size, bundle):
+        _, self.append, self.kernel, ours, _, _ = machine(bundle)
         init = INIT.replace("BLOCKS", str(size >> 15)).encode()
         archive = open(ours, "rb").read()
         archive += bytes(-len(archive) % 4) + entry("busybox", 0o100755, open("/bin/busybox", "rb").read())
@@ -89,19 +88,6 @@ class Raw:
             os.unlink(self.socket)
 
 
-def load(path):
-    try:
-        return json.load(open(path))
-    except ValueError:
-        return None
-
-
-def append_of(bundle):
-    """The kernel's command line, as the record of a cold run has it."""
-    argv = next(a for a in map(load, glob.glob(bundle + "/objects/*")) if isinstance(a, list) and "-append" in a)
-    return argv[argv.index("-append") + 1]
-
-
 def hotcell(folder, flags, policy):
     begun = time.monotonic()
     done = subprocess.run([HOTCELL, "run", "--json", "--accel", "tcg", "--policy", policy, "--out", folder, *flags, "--", "true"],
@@ -124,7 +110,7 @@ def main():
                 file.write(os.urandom(1 << 20))
         open(policy, "w").write(f"[limits]\ndisk_mib = {max(1024, 2 * mib)}\ncopy_mib = {2 * mib}\ntimeout_s = 1200\n"
                                 "[capabilities]\nwrite_trees = [\"/workspace\"]\nspawn = true\n")
-        raw = Raw(folder, size, append_of(hotcell(folder, ["--cold"], policy)[1]))
+        raw = Raw(folder, size, hotcell(folder, ["--cold"], policy)[1])
         put = ["--put", f"{noise}:/workspace/noise"]
         hotcell(folder, [], policy)
         for _ in range(rounds):
