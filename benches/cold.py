@@ -30,7 +30,8 @@ def machine(bundle):
     initramfs = os.path.join(HOME, f"cache/initramfs/{digest}.cpio")
     root = os.path.join(HOME, "state/images/busybox/root.sqfs")
     blank = max(glob.glob(os.path.join(HOME, "cache/workspace/*.img")), key=os.path.getmtime)
-    return argv[argv.index("-M") + 1], append, kernel, initramfs, root, blank
+    shape = [word for flag in ("-M", "-cpu", "-object", "-m", "-smp") for word in (flag, argv[argv.index(flag) + 1])]
+    return shape, append, kernel, initramfs, root, blank
 
 
 def load(path):
@@ -46,9 +47,8 @@ def plain(shape, append, kernel, initramfs, root, blank):
         subprocess.run(["cp", "--sparse=always", blank, overlay], check=True)
         begun = time.monotonic()
         qemu = subprocess.Popen(
-            ["qemu-system-x86_64", "-M", shape, "-cpu", "max", "-accel", "tcg", "-m", "512", "-smp", "1", "-nodefaults",
-             "-no-user-config", "-no-reboot", "-display", "none", "-kernel", kernel, "-initrd", initramfs, "-append", append,
-             "-serial", "null",
+            ["qemu-system-x86_64", *shape, "-accel", "tcg", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+             "-kernel", kernel, "-initrd", initramfs, "-append", append, "-serial", "null",
              "-drive", f"id=root,if=none,file={root},format=raw,readonly=on", "-device", "virtio-blk-device,drive=root,serial=root",
              "-drive", f"id=overlay,if=none,file={overlay},format=raw", "-device", "virtio-blk-device,drive=overlay,serial=overlay",
              "-device", "virtio-serial-device", "-chardev", f"socket,id=channel,path={channel},server=on,wait=off",
@@ -64,7 +64,7 @@ def plain(shape, append, kernel, initramfs, root, blank):
                     if time.monotonic() > deadline or qemu.poll() is not None:
                         raise
                     time.sleep(0.005)
-            configure = bytes(96) + struct.pack("<QQIQB7x", time.time_ns(), 64 << 20, 256, 0, 0)
+            configure = bytes(96) + struct.pack("<QQIQIIB7x", time.time_ns(), 64 << 20, 256, 0, 1000, 1000, 0)
             sock.sendall(struct.pack("<2sBBIII", b"HC", 1, 0x01, 0, 0, len(configure)) + configure)
             sock.settimeout(120)
             header = b""
