@@ -1,6 +1,7 @@
 /* A root service with a hole, for a test image: it takes lines from /run/service and answers
  * into /run/answers. What it is for it does itself; of "log TEXT" it makes a shell command
  * without quoting the text, so whoever may write a line is root, as far as the service is. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -22,6 +23,28 @@ static void status(FILE *to) {
     fclose(from);
 }
 
+/* Files of the kernel's below /proc that are their owner's to write: how many the mount refuses, and which it lets. */
+static long refused;
+static void settings(const char *directory, int depth, FILE *to) {
+    DIR *open_directory = opendir(directory);
+    struct dirent *entry;
+    if (!open_directory) return;
+    while ((entry = readdir(open_directory))) {
+        char path[1024];
+        struct stat about;
+        if (entry->d_name[0] == '.' || (depth == 0 && entry->d_name[0] >= '0' && entry->d_name[0] <= '9')) continue;
+        snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
+        if (lstat(path, &about)) continue;
+        if (S_ISDIR(about.st_mode)) settings(path, depth + 1, to);
+        if (!S_ISREG(about.st_mode) || !(about.st_mode & S_IWUSR)) continue;
+        int file = open(path, O_WRONLY);
+        if (file >= 0) fprintf(to, "MAY WRITE %s\n", path);
+        else if (errno == EROFS) refused++;
+        if (file >= 0) close(file);
+    }
+    closedir(open_directory);
+}
+
 static void answer(const char *line, FILE *to) {
     char text[600];
     if (!strncmp(line, "hello ", 6)) {
@@ -30,6 +53,9 @@ static void answer(const char *line, FILE *to) {
         FILE *from = fopen(line + 5, "r");
         if (from && fgets(text, sizeof text, from)) fputs(text, to);
         if (from) fclose(from);
+    } else if (!strcmp(line, "settings")) {
+        settings("/proc", 0, to);
+        fprintf(to, "settings: %s\n", refused > 100 ? "read-only" : "hardly any");
     } else if (!strcmp(line, "harm")) {
         if (mount("none", "/mnt", "tmpfs", 0, NULL) == 0) fprintf(to, "SERVICE MOUNTED\n");
         kill(1, SIGKILL);

@@ -1,5 +1,6 @@
 //! How long builds show what they do.
 
+use crate::say::{self, shown};
 use hotcell_image::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -35,7 +36,7 @@ impl Progress for Bar {
                 bar.set_position(0);
                 bar.set_message(shown(text));
             }
-            None => eprintln!("hotcell: {}", shown(text)),
+            None => say::note(text),
         }
     }
 
@@ -44,11 +45,4 @@ impl Progress for Bar {
             bar.set_position(done);
         }
     }
-}
-
-/// Texts of an image are its author's: no control character of them reaches a terminal.
-pub(crate) fn shown(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
-        .collect()
 }

@@ -2,10 +2,11 @@
 
 use crate::args;
 use crate::exit::Fatal;
+use crate::say;
 use crate::session::{Job, Prepared, Session};
 use hotcell_image::KernelKind;
 use hotcell_policy::PolicyDraft;
-use hotcell_runtime::{ExecIo, RunReport, Runtime};
+use hotcell_runtime::{ExecIo, Opinion, RunReport, Runtime};
 use hotcell_vm::{AccelChoice, JailChoice};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -60,14 +61,15 @@ const SCENES: [Scene; 3] = [
 pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     let session = Session::open()?;
     let runtime = session.runtime(AccelChoice::Auto, JailChoice::Auto, args.out)?;
-    println!(
-        "Three agents, each in a fresh virtual machine without a network (QEMU under {}).",
-        runtime.acceleration.accel
-    );
+    let accel = runtime.acceleration.accel;
+    say::line(format_args!(
+        "Three agents, each in a fresh virtual machine without a network (QEMU under {accel})."
+    ))?;
     let mut bundles: Vec<PathBuf> = Vec::new();
     let mut as_expected = true;
     for scene in &SCENES {
-        println!("\n{}: an agent that {}.", scene.title, scene.story);
+        say::line("")?;
+        say::line(format_args!("{}: an agent that {}.", scene.title, scene.story))?;
         let mut policy = PolicyDraft::for_running_a_command();
         if scene.writable {
             policy.capabilities.write = vec!["/workspace/report.txt".into()];
@@ -86,17 +88,18 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
             ..ExecIo::default()
         };
         let (report, _) = runtime.execute(spec, boot, io);
-        tell(&report, begun.elapsed().as_secs_f64());
+        tell(&report, begun.elapsed().as_secs_f64())?;
         as_expected &= report.verdict.as_str() == scene.expected && report.teardown.verified;
         bundles.extend(report.bundle);
     }
-    println!("\nEach run left a record that anybody can check. Try:");
+    say::line("")?;
+    say::line("Each run left a record that anybody can check. Try:")?;
     for bundle in &bundles {
-        println!("  hotcell verify {}", bundle.display());
+        say::line(format_args!("  hotcell verify {}", bundle.display()))?;
     }
-    println!("and to see what happened, in a browser:");
+    say::line("and to see what happened, in a browser:")?;
     if let Some(killed) = bundles.get(1) {
-        println!("  hotcell report {} -o killed.html", killed.display());
+        say::line(format_args!("  hotcell report {} -o killed.html", killed.display()))?;
     }
     if !as_expected {
         return Err(Fatal::failed("the demo did not go as it should (see above)"));
@@ -104,20 +107,21 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(report: &RunReport, seconds: f64) {
+fn tell(report: &RunReport, seconds: f64) -> Result<(), Fatal> {
     let reasons = match report.kill.reasons.as_slice() {
         [] => String::new(),
         reasons => format!(" because of {}", reasons.join(", ")),
     };
-    println!("  => {}{reasons}, after {seconds:.1} s", report.verdict);
+    say::line(format_args!("  => {}{reasons}, after {seconds:.1} s", report.verdict))?;
     for opinion in &report.advisory {
-        println!("  advisory {} {}: {} ({})", opinion.layer, opinion.kind, opinion.detail, opinion.subject);
+        let Opinion { layer, kind, subject, detail } = opinion;
+        say::line(format_args!("  advisory {layer} {kind}: {detail} ({subject})"))?;
     }
     if let Some(error) = &report.error {
-        println!("  {error}");
+        say::line(format_args!("  {error}"))?;
     }
     let gone = if report.teardown.verified { "gone, every part checked" } else { "NOT KNOWN TO BE GONE" };
-    println!("  machine {gone}");
+    say::line(format_args!("  machine {gone}"))
 }
 
 /// Prints an agent's output as a quotation.
@@ -126,7 +130,7 @@ struct Indented;
 impl std::io::Write for Indented {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         for line in String::from_utf8_lossy(bytes).lines() {
-            println!("  | {line}");
+            let _ = say::line(format_args!("  | {line}"));
         }
         Ok(bytes.len())
     }

@@ -3,9 +3,12 @@
 
 use crate::exit::Fatal;
 use crate::home::{Home, find_qemu};
+use crate::say;
 use hotcell_ledger::SigningKey;
 use hotcell_vm::{AccelChoice, HostJail, Part, Registry, Workspace};
+use std::fs::DirBuilder;
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -41,7 +44,7 @@ pub(crate) fn doctor(json: bool) -> Result<ExitCode, Fatal> {
                 })
             })
             .collect();
-        println!("{}", serde_json::json!({ "run_possible": possible, "points": list }));
+        say::json(&serde_json::json!({ "run_possible": possible, "points": list }))?;
     } else {
         for point in &points {
             let mark = match (point.ok, point.needed) {
@@ -49,12 +52,12 @@ pub(crate) fn doctor(json: bool) -> Result<ExitCode, Fatal> {
                 (false, true) => "MISSING",
                 (false, false) => "without",
             };
-            println!("{mark:8}{:26}{}", point.name, point.detail);
+            say::line(format_args!("{mark:8}{:26}{}", point.name, point.detail))?;
             if !point.ok {
-                println!("{:34}to mend: {}", "", point.mend);
+                say::line(format_args!("{:34}to mend: {}", "", point.mend))?;
             }
         }
-        println!("{}", if possible { "a run is possible here" } else { "no run is possible here" });
+        say::line(if possible { "a run is possible here" } else { "no run is possible here" })?;
     }
     Ok(if possible { ExitCode::SUCCESS } else { ExitCode::from(crate::exit::FAILED) })
 }
@@ -153,7 +156,11 @@ fn kernel(home: &Home) -> Result<String, String> {
 }
 
 fn free_space(dir: &Path) -> Result<String, String> {
-    std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|error| format!("{}: {error}", dir.display()))?;
     let stat = rustix::fs::statvfs(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let text = format!("{} GiB free at {}", free >> 30, dir.display());

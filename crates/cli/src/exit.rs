@@ -11,6 +11,7 @@
 //! | `verify` | 0, 1, 3 | intact, not intact, incomplete |
 //! | `doctor` | 0, 125 | a run is possible here, or not |
 
+use crate::say;
 use std::process::ExitCode;
 
 /// The verdict is KILLED.
@@ -50,7 +51,7 @@ impl Fatal {
 
     /// Prints it as one paragraph.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("hotcell: {}", self.text.trim_end());
+        say::note(&self.text);
         ExitCode::from(self.code)
     }
 }

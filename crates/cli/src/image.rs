@@ -1,8 +1,9 @@
 //! `hotcell image`: build, rebuild, ls, show, rm.
 
 use crate::args;
-use crate::bar::{Bar, shown};
+use crate::bar::Bar;
 use crate::exit::Fatal;
+use crate::say;
 use crate::session::Session;
 use crate::verify;
 use hotcell_image::{Image, ImageError, ImageName, Limits, Pin, Recipe, Source};
@@ -18,12 +19,12 @@ pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
         args::Image::Build(args) => build(&session, args)?,
         args::Image::Ls => {
             for name in session.store.list().map_err(Fatal::failed)? {
-                println!("{name}");
+                say::line(name)?;
             }
         }
         args::Image::Show(args) => {
-            let image = session.store.image(&args.name, &mut |text| eprintln!("hotcell: {text}"));
-            show(&image.map_err(Fatal::failed)?, args.json);
+            let image = session.store.image(&args.name, &mut |text| say::note(text));
+            show(&image.map_err(Fatal::failed)?, args.json)?;
         }
         args::Image::Rebuild(args) => rebuild(&session, &args)?,
         args::Image::Rm(args) => remove(&session, &args.name)?,
@@ -60,7 +61,7 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
     let (mirror, keep_setuid) = (args.mirror, args.keep_setuid);
     let recipe = Recipe { include, mirror, services, keep_setuid, ..Recipe::new(source) };
     let image = build_showing(session, &args.name, &recipe, args.pip.as_deref(), None)?;
-    show(&image, args.json);
+    show(&image, args.json)?;
     Ok(())
 }
 
@@ -118,15 +119,17 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
         verification.derived.pending_rebuild.iter().map(|text| Pin::parse(text)).collect();
     let pending = pending.map_err(Fatal::failed)?;
     if pending.is_empty() {
-        println!("the run asked for no package that its policy approved: {} stays as it is", args.name);
-        return Ok(());
+        let name = &args.name;
+        return say::line(format_args!(
+            "the run asked for no package that its policy approved: {name} stays as it is"
+        ));
     }
     let mut recipe = image.details.recipe.clone();
-    println!("{} is built again from {}, with", args.name, recipe.source);
+    say::line(format_args!("{} is built again from {}, with", args.name, recipe.source))?;
     for pin in &pending {
         let old = recipe.pins.iter().position(|old| old.name == pin.name).map(|at| recipe.pins.remove(at));
         let instead = old.filter(|old| old != pin).map(|old| format!(" (instead of {})", old.version));
-        println!("  {}{}", shown(&pin.to_string()), instead.unwrap_or_default());
+        say::line(format_args!("  {pin}{}", instead.unwrap_or_default()))?;
     }
     recipe.pins.extend(pending);
     recipe.pins.sort();
@@ -136,15 +139,14 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
     }
     let pinned = image.details.resolved.as_deref();
     let image = build_showing(session, &args.name, &recipe, None, pinned)?;
-    show(&image, false);
-    Ok(())
+    show(&image, false)
 }
 
 fn asked() -> Result<bool, Fatal> {
     if !std::io::stdin().is_terminal() {
         return Err(Fatal::usage("nobody is there to be asked: look at the list and give --yes"));
     }
-    eprint!("Build it? [y/N] ");
+    say::question("Build it? [y/N] ");
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).map_err(Fatal::failed)?;
     Ok(matches!(answer.trim(), "y" | "yes"))
@@ -178,7 +180,7 @@ fn count(image: &Image) -> Count {
     count
 }
 
-fn show(image: &Image, json: bool) {
+fn show(image: &Image, json: bool) -> Result<(), Fatal> {
     let (count, details) = (count(image), &image.details);
     if json {
         let manifest: serde_json::Value =
@@ -190,10 +192,10 @@ fn show(image: &Image, json: bool) {
             "baseline": hotcell_policy::EnvironmentBaseline::from_manifest(&image.manifest).digest().to_hex(),
             "binaries": image.manifest.binaries().digest().to_hex(), "manifest": manifest,
         });
-        println!("{value}");
-        return;
+        return say::json(&value);
     }
-    let line = |name: &str, value: String| println!("{name:<12} {}", shown(&value));
+    let mut lines = Vec::new();
+    let mut line = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
     line("image", image.name.to_string());
     line("source", details.recipe.source.to_string());
     if !details.recipe.include.is_empty() {
@@ -239,4 +241,5 @@ fn show(image: &Image, json: bool) {
             line(name, format!("{words:?}"));
         }
     }
+    lines.into_iter().try_for_each(say::line)
 }

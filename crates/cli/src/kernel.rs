@@ -3,6 +3,7 @@
 use crate::args;
 use crate::bar::Bar;
 use crate::exit::Fatal;
+use crate::say;
 use crate::session::Session;
 use hotcell_image::{Kernel, KernelKind};
 use std::process::ExitCode;
@@ -20,12 +21,13 @@ pub(crate) fn kernel(command: &args::Kernel) -> Result<ExitCode, Fatal> {
                 session.forget_templates("kernel", &old.digest().to_hex())?;
             }
             let done = if new { "built" } else { "is there already, from the current source" };
-            println!("{} {done}. `hotcell run --kernel slim` boots it", line(KernelKind::Slim, &kernel));
+            let kernel = line(KernelKind::Slim, &kernel);
+            say::line(format_args!("{kernel} {done}. `hotcell run --kernel slim` boots it"))?;
         }
         args::Kernel::Ls => {
             for kind in KernelKind::ALL {
                 if let Some(kernel) = session.store.present_kernel(kind).map_err(Fatal::failed)? {
-                    println!("{}", line(kind, &kernel));
+                    say::line(line(kind, &kernel))?;
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! The `hotcell` command: flags, exit codes, composition. The only place that
 //! touches terminal, home and environment.
 #![forbid(unsafe_code)]
+// `say` does it, and ends no command where nobody listens.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod bar;
@@ -14,6 +16,7 @@ mod profile;
 mod registry;
 mod report;
 mod run;
+mod say;
 mod session;
 mod template;
 mod verify;
@@ -21,9 +24,13 @@ mod watch;
 
 use clap::Parser;
 use exit::Fatal;
+use signal_hook::consts::SIGXFSZ;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 fn main() -> ExitCode {
+    // A limit on the size of files is a disk that takes no more: an error of the write, and no sudden death that leaves a run.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let cli = args::Cli::parse();
     dispatch(cli).unwrap_or_else(|fatal| fatal.report())
 }

@@ -1,6 +1,7 @@
 //! `hotcell profile`: fingerprints of how an agent asks, absorbed from records.
 
 use crate::exit::Fatal;
+use crate::say;
 use hotcell_advisory::{Fingerprint, FingerprintDraft};
 use hotcell_ledger::ClosedLedger;
 use hotcell_verify::{Options, verify_bundle};
@@ -29,7 +30,8 @@ pub(crate) fn absorb(bundles: &[PathBuf], out: &Path) -> Result<ExitCode, Fatal>
         .map_err(|error| Fatal::failed(format!("can't make the fingerprint {}: {error}", out.display())))?;
     file.write_all(&fingerprint.to_bytes())
         .map_err(|error| Fatal::failed(format!("can't write {}: {error}", out.display())))?;
-    println!("{} of {} runs, digest {}", out.display(), fingerprint.runs(), fingerprint.digest());
+    let (out, runs, digest) = (out.display(), fingerprint.runs(), fingerprint.digest());
+    say::line(format_args!("{out} of {runs} runs, digest {digest}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

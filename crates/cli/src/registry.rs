@@ -2,6 +2,7 @@
 
 use crate::exit::Fatal;
 use crate::home::Home;
+use crate::say;
 use hotcell_vm::Registry;
 use std::process::ExitCode;
 
@@ -13,17 +14,17 @@ fn registry() -> Result<Registry, Fatal> {
 pub(crate) fn ps(json: bool) -> Result<ExitCode, Fatal> {
     let runs = registry()?.list().map_err(Fatal::failed)?;
     if json {
-        println!("{}", serde_json::json!({ "runs": runs }));
+        say::json(&serde_json::json!({ "runs": runs }))?;
         return Ok(ExitCode::SUCCESS);
     }
     if runs.is_empty() {
-        println!("no run is live, and none was left behind");
+        say::line("no run is live, and none was left behind")?;
     }
     for run in runs {
         let state = if run.live { "live" } else { "orphaned (hotcell reap ends it)" };
         let vmm = run.entry.as_ref().and_then(|entry| entry.vmm.as_ref());
         let vmm = vmm.map_or_else(|| "no VMM".to_owned(), |vmm| format!("VMM {}", vmm.pid));
-        println!("{}  {state}  {vmm}", run.run_id);
+        say::line(format_args!("{}  {state}  {vmm}", run.run_id))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -32,13 +33,13 @@ pub(crate) fn reap(json: bool) -> Result<ExitCode, Fatal> {
     let reaped = registry()?.reap().map_err(Fatal::failed)?;
     let clean = reaped.iter().all(|run| run.clean);
     if json {
-        println!("{}", serde_json::json!({ "reaped": reaped, "clean": clean }));
+        say::json(&serde_json::json!({ "reaped": reaped, "clean": clean }))?;
     } else {
         if reaped.is_empty() {
-            println!("nothing was left behind");
+            say::line("nothing was left behind")?;
         }
         for run in &reaped {
-            println!("{}: {}", run.run_id, run.actions.join("; "));
+            say::line(format_args!("{}: {}", run.run_id, run.actions.join("; ")))?;
         }
     }
     if clean { Ok(ExitCode::SUCCESS) } else { Err(Fatal::failed("something could not be ended (see above)")) }

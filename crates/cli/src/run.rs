@@ -3,7 +3,7 @@
 use crate::args::{self, Run};
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
-use crate::watch;
+use crate::{say, watch};
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{CopyError, CopyResult, GetRequest, PutRequest};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
@@ -81,7 +81,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     };
     let say = |line: String| match &watch {
         Some(watch) => watch.say(&line),
-        None => eprintln!("{line}"),
+        None => say::note(line),
     };
     let interrupter = run.interrupter();
     let handle = signals.handle();
@@ -127,12 +127,12 @@ fn copied(
     match outcome {
         Ok(result) => {
             for left in &result.left_out {
-                say(format!("hotcell: {what}: left out {left}"));
+                say(format!("{what}: left out {left}"));
             }
             return true;
         }
         // Why is the report's to say.
-        Err(error @ CopyError::RunEnded(_)) => say(format!("hotcell: {what}: {error}")),
+        Err(error @ CopyError::RunEnded(_)) => say(format!("{what}: {error}")),
         Err(error) => run.fail(what, &error.to_string()),
     }
     false
@@ -190,12 +190,12 @@ pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
 
 fn summary(report: &RunReport, result: Option<&ExecResult>) {
     if let Some(why) = result.and_then(|result| result.not_started.as_ref()) {
-        eprintln!("hotcell: {why}");
+        say::note(why);
     }
     if let Some(error) = &report.error {
-        eprintln!("hotcell: {error}");
+        say::note(error);
     }
-    let mut line = format!("hotcell: {}", report.verdict);
+    let mut line = report.verdict.to_string();
     if !report.kill.reasons.is_empty() {
         line.push_str(&format!(" ({})", report.kill.reasons.join(", ")));
     }
@@ -209,7 +209,7 @@ fn summary(report: &RunReport, result: Option<&ExecResult>) {
     if let Some(bundle) = &report.bundle {
         line.push_str(&format!(", record: {}", bundle.display()));
     }
-    eprintln!("{line}");
+    say::note(line);
 }
 
 fn print_json(report: &RunReport, line_open: bool) {

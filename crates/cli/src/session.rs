@@ -3,7 +3,7 @@
 
 use crate::exit::Fatal;
 use crate::home::{Home, find_qemu};
-use crate::profile;
+use crate::{profile, say};
 use hotcell_advisory::Fingerprint;
 use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
@@ -75,7 +75,7 @@ impl Session {
         });
         let reaped = reaped.map_err(|_| Fatal::failed("looking for what dead owners left panicked"))?;
         for left in reaped.map_err(Fatal::failed)? {
-            eprintln!("hotcell: left by a dead owner, {}: {}", left.run_id, left.actions.join("; "));
+            say::note(format_args!("left by a dead owner, {}: {}", left.run_id, left.actions.join("; ")));
         }
         let acceleration: Acceleration =
             accel.resolve_remembering(self.home.cache()).map_err(Fatal::failed)?;
@@ -100,7 +100,7 @@ impl Session {
     /// Lets the run go on from its template, which is made where there is none. Where none can be made the machine
     /// boots from scratch: that takes longer and isolates no less.
     pub(crate) fn attach_template(&self, runtime: &Runtime, prepared: &mut Prepared) {
-        let mut say = |text: &str| eprintln!("hotcell: {text}");
+        let mut say = |text: &str| say::note(text);
         match runtime.template(&self.templates(), &prepared.spec, &prepared.boot, &mut say) {
             Ok(template) => prepared.boot.template = template,
             Err(error) => say(&format!("{error}. This run boots from scratch")),
@@ -135,7 +135,7 @@ impl Session {
         }
         let fingerprint =
             job.policy.profile.fingerprint.as_deref().map(Path::new).map(profile::read).transpose()?;
-        let mut say = |text: &str| eprintln!("hotcell: {text}");
+        let mut say = |text: &str| say::note(text);
         let image = self.store.image(&job.image, &mut say).map_err(Fatal::failed)?;
         let kernel = self.store.kernel(job.kernel, &mut say).map_err(Fatal::failed)?;
         let initramfs = self.store.initramfs(&kernel).map_err(Fatal::failed)?;

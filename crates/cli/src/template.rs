@@ -3,6 +3,7 @@
 use crate::args;
 use crate::exit::Fatal;
 use crate::home::Home;
+use crate::say;
 use hotcell_vm::{Template, TemplateStore};
 use std::process::ExitCode;
 
@@ -40,12 +41,14 @@ fn list(store: &TemplateStore, args: &args::TemplateLs) -> Result<ExitCode, Fata
     }
     if args.json {
         let rows: Vec<_> = rows.iter().map(|(id, found)| as_json(id, found)).collect();
-        println!("{}", serde_json::json!({ "templates": rows }));
+        say::json(&serde_json::json!({ "templates": rows }))?;
     } else {
         for (id, found) in &rows {
             match found {
-                Ok(template) => println!("{id}  {} MiB", template.filled().div_ceil(1 << 20)),
-                Err(why) => println!("{id}  not used: {why}"),
+                Ok(template) => {
+                    say::line(format_args!("{id}  {} MiB", template.filled().div_ceil(1 << 20)))?;
+                }
+                Err(why) => say::line(format_args!("{id}  not used: {why}"))?,
             }
         }
     }

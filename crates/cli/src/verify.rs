@@ -2,6 +2,7 @@
 
 use crate::exit::Fatal;
 use crate::home::Home;
+use crate::say;
 use hotcell_ledger::{SigningKey, VerifierKey};
 use hotcell_verify::Question;
 use std::io::Write;
@@ -17,7 +18,7 @@ pub(crate) fn verify(question: &Question) -> Result<ExitCode, Fatal> {
 pub(crate) fn key() -> Result<ExitCode, Fatal> {
     let home = Home::from_env().map_err(Fatal::failed)?;
     let key = SigningKey::load_or_create(&home.key()).map_err(Fatal::failed)?;
-    println!("{}", key.public());
+    say::line(key.public())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -11,6 +11,7 @@
 
 mod view;
 
+use crate::say;
 use hotcell_runtime::{Glimpse, Glimpses, NoGlimpse};
 use rustix::process::getpgrp;
 use rustix::termios::{
@@ -87,7 +88,7 @@ impl Held {
     fn print(&self) -> bool {
         let kept = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         if kept.dropped > 0 {
-            eprintln!("hotcell: the first {} bytes of the output are in the record alone", kept.dropped);
+            say::note(format_args!("the first {} bytes of the output are in the record alone", kept.dropped));
         }
         let mut line_open = false;
         for (to, chunk) in kept.chunks {
@@ -181,8 +182,8 @@ impl Watch {
     /// For people; after the run, where there is a screen.
     pub(crate) fn say(&self, line: &str) {
         match self.on_screen {
-            true => self.held.put(To::Stderr, format!("{line}\n").as_bytes()),
-            false => eprintln!("{line}"),
+            true => self.held.put(To::Stderr, say::paragraph(line).as_bytes()),
+            false => say::note(line),
         }
     }
 
@@ -269,26 +270,42 @@ fn draw(terminal: &Terminal, mut view: View, held: &Held, glimpses: &Glimpses) {
 /// Without a screen: a line for each thing, up to a limit.
 fn tell(mut view: View, glimpses: &Glimpses) {
     let begun = Instant::now();
-    let (mut told, mut untold) = (0, 0u64);
+    let mut telling = Telling { room: MAX_LINES, untold: 0 };
     loop {
         let glimpse = match glimpses.next(Duration::from_secs(1)) {
             Ok(glimpse) => glimpse,
             Err(NoGlimpse::Quiet) => continue,
             Err(NoGlimpse::Over) => break,
         };
-        let matters = matches!(glimpse, Glimpse::Broken { .. } | Glimpse::Killed(_) | Glimpse::Over { .. });
-        for line in view.take(glimpse) {
-            if told >= MAX_LINES && !matters {
-                untold += 1;
-                continue;
-            }
-            told += 1;
-            eprintln!("hotcell: watch: {:.2} s {}", begun.elapsed().as_secs_f64(), cut(&line, 1000));
+        for line in telling.lines(&mut view, glimpse) {
+            say::note(format_args!("watch: {:.2} s {}", begun.elapsed().as_secs_f64(), cut(&line, 1000)));
         }
     }
-    untold += glimpses.missed();
+    let untold = telling.untold + glimpses.missed();
     if untold > 0 {
-        eprintln!("hotcell: watch: {untold} more lines are not here; the record has it all");
+        say::note(format_args!("watch: {untold} more lines are not here; the record has it all"));
+    }
+}
+
+/// What is told of a run, line by line.
+struct Telling {
+    /// Lines that may still be told.
+    room: u64,
+    untold: u64,
+}
+
+impl Telling {
+    /// The lines of this moment as far as there is room; what a run ends by is told in any case.
+    fn lines(&mut self, view: &mut View, glimpse: Glimpse) -> Vec<String> {
+        let matters = matches!(glimpse, Glimpse::Broken { .. } | Glimpse::Killed(_) | Glimpse::Over { .. });
+        let mut lines = view.take(glimpse);
+        if !matters {
+            let room = usize::try_from(self.room).unwrap_or(usize::MAX);
+            self.untold += lines.len().saturating_sub(room) as u64;
+            lines.truncate(room);
+        }
+        self.room = self.room.saturating_sub(lines.len() as u64);
+        lines
     }
 }
 
@@ -309,5 +326,21 @@ mod tests {
         drop(kept);
         let tail = held.tail(2);
         assert_eq!(tail, ["  line 299999", "  \\u{1b}[2Jthe end"]);
+    }
+
+    #[test]
+    fn a_flood_is_told_to_the_last_line_there_is_room_for_and_its_end_in_any_case() {
+        let (mut view, mut telling) = (View::new("run-1"), Telling { room: MAX_LINES, untold: 0 });
+        let step = |n: u64| Glimpse::Step(format!("step {n}"));
+        for n in 0..MAX_LINES {
+            assert_eq!(telling.lines(&mut view, step(n)), [format!("step {n}")]);
+        }
+        for n in 0..7 {
+            assert!(telling.lines(&mut view, step(n)).is_empty());
+        }
+        assert_eq!(telling.untold, 7);
+        let killed = Glimpse::Killed(vec!["module_loaded".into()]);
+        let last = telling.lines(&mut view, killed);
+        assert!(!last.is_empty() && last.iter().any(|line| line.contains("module_loaded")), "{last:?}");
     }
 }

@@ -10,6 +10,7 @@
 //! /workspace  ext4      nosuid nodev [noexec]  the overlay disk
 //! /sys        sysfs     ro nosuid nodev noexec
 //! /proc       proc      nosuid nodev noexec    hidepid=invisible; mounted by the reaper
+//! /proc/*     proc      ro nosuid nodev noexec what may be written and is no process's: settings, interrupts, buses
 //! ```
 //! What it guarantees: nothing of PID 1's own tree (device nodes of disks and
 //! ports, cgroups, its procfs) is in it; a mount that fails is a [`Failure`].
@@ -18,10 +19,10 @@
 use crate::last::{Doing, Failure};
 use crate::limits::{RUN_BYTES, TMP_BYTES, TMP_BYTES_PER_INODE};
 use rustix::fs::{CWD, FileType, Gid, Mode, Uid, chmod, chown, makedev, mknodat};
-use rustix::mount::{MountFlags, mount, mount_remount};
+use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
 use std::ffi::CString;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 
 /// Where the workload's root is in PID 1's tree.
 pub(crate) const ROOT: &str = "/root";
@@ -109,9 +110,24 @@ pub(crate) fn allow_workspace_exec() -> Result<(), Failure> {
     mount_remount("/workspace", flags, "").doing(|| "let files on /workspace be executed".into())
 }
 
-/// `/proc` for the pid namespace of the calling process.
+/// `/proc` for the pid namespace of the calling process; what of it is the kernel's can only be read.
 pub(crate) fn mount_proc() -> Result<(), Failure> {
-    attach("proc", "/root/proc", "proc", HARDENED, "hidepid=invisible")
+    attach("proc", "/root/proc", "proc", HARDENED, "hidepid=invisible")?;
+    let fail = || "look through the workload's /proc".to_owned();
+    for entry in fs::read_dir("/root/proc").doing(fail)? {
+        let entry = entry.doing(fail)?;
+        let (name, about) = (entry.file_name(), entry.metadata().doing(fail)?);
+        // Of a process, or a link into one.
+        let of_process = name.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit);
+        if !of_process && (about.is_dir() || about.is_file() && about.mode() & 0o222 != 0) {
+            // The kernel's own: its owner is user 0, whatever capabilities that one lacks.
+            let path = entry.path();
+            mount_bind(&path, &path)
+                .and_then(|()| mount_remount(&path, MountFlags::BIND | MountFlags::RDONLY | HARDENED, ""))
+                .doing(|| format!("make {} read-only", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Mounts, and says what it was when it fails.

@@ -4,7 +4,7 @@
 //! `PRIVATE+KEY+name+hash+key` in the key file.
 //! Guarantees: a key file comes into being complete and with mode 0600, by a link that fails if it exists; there is no
 //! moment at which others can read it, and two processes that start at once end up with one key. A key file that others
-//! can read is refused. A signing key does not print itself, and its memory is cleared when it is dropped.
+//! can read, or that is another user's, is refused. A signing key does not print itself, and its memory is cleared when it is dropped.
 //! Does not: say whose key a public half is. That is for whoever hands it over.
 //! Called by the run that seals, and by verifiers (the public half alone).
 
@@ -12,9 +12,9 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use core::fmt;
 use ed25519_dalek::{SECRET_KEY_LENGTH, Signer as _};
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -45,6 +45,16 @@ pub enum KeyError {
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+    },
+    /// The file is another user's, who can read it.
+    #[error(
+        "the signing key {path} belongs to the user {owner}, who can sign with it: move it away to have a new one made"
+    )]
+    Foreign {
+        /// Which file.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
     },
     /// The file can't be read or made.
     #[error("failed to {action} the signing key {path}: give a path in a directory of yours")]
@@ -171,7 +181,7 @@ impl SigningKey {
         }
         let fault = |source| KeyError::Io { action: "make", path: path.to_owned(), source };
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        std::fs::create_dir_all(parent).map_err(fault)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(fault)?;
         let key = SigningKey::generate()?;
         let mut salt = [0u8; 8];
         getrandom::fill(&mut salt).map_err(|e| KeyError::Random(e.to_string()))?;
@@ -207,6 +217,9 @@ impl SigningKey {
         let mode = meta.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
+        }
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(KeyError::Foreign { path: path.to_owned(), owner: meta.uid() });
         }
         let mut text = Zeroizing::new(String::new());
         file.take(MAX_KEY_FILE_LEN).read_to_string(&mut text).map_err(|_| no_key())?;

@@ -4,6 +4,7 @@ use crate::process::boot_id;
 use hotcell_sys::host::{KvmProbe, probe_kvm};
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 /// What the operator asked for.
@@ -95,7 +96,10 @@ impl AccelChoice {
             let probe = probe_kvm();
             if let KvmProbe::TooSlow { rounds_per_second } = probe {
                 // Whoever can't remember tries again.
-                let _ = fs::create_dir_all(cache)
+                let _ = fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o700)
+                    .create(cache)
                     .and_then(|()| fs::write(&memory, format!("{boot} {rounds_per_second}\n")));
             }
             probe

@@ -381,6 +381,24 @@ mod tests {
     }
 
     #[test]
+    fn a_registry_is_the_same_by_every_name_and_knows_where_bundles_lie_from_everywhere() {
+        let Setting { registry, _home, .. } = &setting();
+        let link = _home.path().join("link");
+        std::os::unix::fs::symlink(_home.path(), &link).unwrap();
+        let by_link = Registry::open(&link.join("./live")).unwrap();
+        let mut vmm = marked_sleep("run-00000009", registry.path());
+        wait_marked(vmm.id(), registry.path());
+        assert_eq!(by_link.outlived("run-00000009").len(), 1);
+        let reaped = by_link.reap().unwrap();
+        assert_eq!((reaped.len(), reaped[0].clean), (1, true), "{reaped:?}");
+        vmm.wait().unwrap();
+        let run = by_link.register("run-00000010", Path::new("runs/run-00000010")).unwrap();
+        let bundle = registry.list().unwrap().remove(0).entry.unwrap().bundle;
+        assert_eq!(bundle, std::env::current_dir().unwrap().join("runs/run-00000010"));
+        drop(run);
+    }
+
+    #[test]
     fn many_reapers_at_once_do_each_thing_once_and_harm_no_new_run_of_the_name() {
         let Setting { registry, bundle, _home } = &setting();
         for _ in 0..50 {

@@ -88,7 +88,8 @@ impl Registry {
     /// The folder can't be made.
     pub fn open(dir: &Path) -> Result<Registry, RegistryError> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io_error(dir))?;
-        Ok(Registry { dir: dir.to_owned() })
+        // VMMs are marked with it: whatever it is called, it must read the same.
+        Ok(Registry { dir: dir.canonicalize().map_err(io_error(dir))? })
     }
 
     /// The folder.
@@ -111,7 +112,8 @@ impl Registry {
             run_id: run_id.to_owned(),
             owner: ProcessId::of(std::process::id() as i32),
             vmm: None,
-            bundle: bundle.to_owned(),
+            // Whoever reaps works elsewhere.
+            bundle: std::path::absolute(bundle).map_err(io_error(bundle))?,
             cgroups: Vec::new(),
         };
         let made = lock(&new).and_then(|lock| write_entry(&new, &entry).map(|()| lock));

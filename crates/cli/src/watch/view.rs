@@ -4,6 +4,7 @@
 //! no control character, no bidirectional mark and no line break of its own reaches a terminal; no line is wider than
 //! asked for, counting what is not ASCII as two columns, which is never too few.
 
+use crate::say;
 use hotcell_runtime::{Glimpse, SeenProcess};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -33,18 +34,10 @@ pub(crate) struct View {
 
 /// A text of the guest as a terminal may have it.
 pub(crate) fn shown(text: &str) -> String {
-    let mut out = String::new();
-    for character in text.chars().take(MAX_TEXT) {
-        match character {
-            // Escaped by `escape_debug` though harmless; a name off the disk has its own escapes already.
-            '"' | '\'' | '\\' => out.push(character),
-            _ => out.extend(character.escape_debug()),
-        }
+    match text.char_indices().nth(MAX_TEXT) {
+        Some((end, _)) => say::shown(&text[..end]) + "…",
+        None => say::shown(text),
     }
-    if text.chars().nth(MAX_TEXT).is_some() {
-        out.push('…');
-    }
-    out
 }
 
 /// Cut to this many columns.

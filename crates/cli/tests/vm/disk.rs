@@ -59,7 +59,7 @@ fn every_kind_of_change_is_seen_from_outside_with_both_digests() {
     let reads: Vec<_> = record.facts("disk_read").collect();
     assert_eq!(reads.iter().map(|read| &read["at"]).collect::<Vec<_>>(), [&json!("armed"), &json!("quiet")]);
     assert!(reads.iter().all(|read| read["unread"].is_null()), "{reads:?}");
-    assert_eq!(reads[1]["names"], json!(12), "{seen:?}");
+    assert_eq!(reads[1]["names"], json!(11), "{seen:?}");
     let layers = record.fact("spec")["layers"].as_array().unwrap();
     assert!(layers.iter().any(|layer| layer["layer"] == "L7" && layer["armed"] == true), "{layers:?}");
 }

@@ -15,6 +15,14 @@ fn put(source: &Path, target: &str) -> std::ffi::OsString {
 }
 
 #[test]
+fn all_of_the_workspace_comes_out_and_nothing_else_is_in_it() {
+    let outcome = Job::sh("ls -A /workspace; mkdir d; echo x >d/f").flag("--get", "/workspace").run();
+    outcome.assert_allowed(0);
+    assert_eq!(outcome.text(), "", "{outcome:?}");
+    assert_eq!(fs::read(outcome.bundle().join("files/workspace/d/f")).unwrap(), b"x\n");
+}
+
+#[test]
 fn a_tree_goes_in_and_comes_out_byte_for_byte_with_modes_times_and_links() {
     let host = tempfile::tempdir().unwrap();
     let tree = host.path().join("tree");

@@ -31,5 +31,6 @@ mod sabotage;
 mod sigkill;
 mod signals;
 mod starts;
+mod streams;
 mod templates;
 mod watch;

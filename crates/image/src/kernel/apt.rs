@@ -2,6 +2,7 @@
 
 use crate::error::{ImageError, at};
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -36,7 +37,7 @@ pub(super) fn version(package: &str) -> Result<Option<String>, ImageError> {
 /// Downloads a package into a folder of its own in `dir`; the path of its file.
 pub(super) fn download(dir: &Path, package: &str) -> Result<PathBuf, ImageError> {
     let folder = dir.join("download");
-    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(at(&folder))?;
     let fetched = run(Command::new("apt-get").args(["download", "-q", package]).current_dir(&folder))?;
     let fail =
         |why| ImageError::Program { program: format!("apt-get download {package}"), why, advice: ADVICE };

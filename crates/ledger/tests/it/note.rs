@@ -137,6 +137,16 @@ fn a_key_is_made_once_and_private() {
     }
     mode(0o600);
     assert_eq!(SigningKey::load(&path).unwrap().public().to_string(), made[0]);
+    for folder in ["new", "new/deep"] {
+        assert_eq!(std::fs::metadata(dir.path().join(folder)).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    // Another user's is no private one, whatever its mode; only root can give a file away.
+    if std::os::unix::fs::chown(&path, Some(65_534), None).is_ok() {
+        let error = SigningKey::load_or_create(&path).unwrap_err();
+        assert!(matches!(error, KeyError::Foreign { owner: 65_534, .. }), "{error}");
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+        SigningKey::load(&path).unwrap();
+    }
     std::fs::write(&path, "PRIVATE+KEY+hotcell+00000000+AAAA\n").unwrap();
     assert!(matches!(SigningKey::load_or_create(&path), Err(KeyError::Signer(_))));
     assert!(!format!("{:?}", key(1)).contains("PRIVATE"));

@@ -7,6 +7,7 @@ use super::{KernelError, u64_at, unpack};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 /// Largest kernel file.
@@ -198,7 +199,7 @@ impl Profile {
         file.take(MAX_KERNEL).read_to_end(&mut image)?;
         let profile = Profile::read(image)?;
         // Another run may write it at the same time: each writes its own and renames.
-        if fs::create_dir_all(&folder).is_ok() {
+        if fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).is_ok() {
             let own = folder.join(format!(".{digest}-{}", std::process::id()));
             let written = fs::write(&own, profile.to_kept()).and_then(|()| fs::rename(&own, &kept));
             if written.is_err() {

@@ -181,13 +181,11 @@ impl Look {
             let entry = entry.map_err(|error| fail(prefix, &error))?;
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
-                let name = String::from_utf8(name.to_vec());
-                names.push(name.map_err(|name| {
-                    fail(
-                        prefix,
-                        &format!("the name {:?} in it is not UTF-8, as records need it", name.to_string()),
-                    )
-                })?);
+                let named = std::str::from_utf8(name).map_err(|_| {
+                    let name = name.escape_ascii();
+                    fail(prefix, &format!("the name \"{name}\" in it is not UTF-8, as records need it"))
+                })?;
+                names.push(named.to_owned());
                 if names.len() > COPY_FILES.max as usize {
                     return Err(format!(
                         "it has more than {} entries: pack it into one file",
@@ -468,7 +466,8 @@ mod tests {
         assert!(refused(&tree, "/workspace/t").contains("a socket"));
         fs::remove_file(tree.join("socket")).unwrap();
         fs::write(tree.join(OsStr::from_bytes(b"\xff")), b"").unwrap();
-        assert!(refused(&tree, "/workspace/t").contains("UTF-8"));
+        let why = refused(&tree, "/workspace/t");
+        assert!(why.contains("UTF-8") && why.contains(r"\xff"), "{why}");
     }
 
     #[test]

@@ -23,11 +23,13 @@ pub(super) struct RollCall {
     pause: Duration,
     /// `None`: nothing runs yet, or one is under way.
     due: Option<Instant>,
+    /// It was called and not answered yet.
+    open: bool,
 }
 
 impl Default for RollCall {
     fn default() -> RollCall {
-        RollCall { number: 0, pause: NEXT, due: None }
+        RollCall { number: 0, pause: NEXT, due: None, open: false }
     }
 }
 
@@ -47,7 +49,13 @@ impl RollCall {
     fn call(&mut self, now: Instant) -> Option<u32> {
         self.due.take_if(|due| *due <= now)?;
         self.number += 1;
+        self.open = true;
         Some(self.number)
+    }
+
+    /// Whether this answers the call: each call is answered once, whatever the guest says how often.
+    fn answered(&mut self, number: u32) -> bool {
+        number == self.number && std::mem::take(&mut self.open)
     }
 }
 
@@ -64,8 +72,7 @@ impl Driver<'_> {
 
     /// The init has told what it tells.
     pub(super) fn rolled(&mut self, number: u32) {
-        if number == self.roll.number
-            && self.roll.due.is_none()
+        if self.roll.answered(number)
             && let Some(watch) = &self.watch
         {
             watch.roll(u64::from(number));
@@ -96,5 +103,24 @@ mod tests {
             }
         }
         assert!((100..150).contains(&called), "{called}");
+    }
+
+    #[test]
+    fn a_call_is_answered_once_and_nothing_else_is() {
+        let mut roll = RollCall::default();
+        let now = Instant::now();
+        assert!(!roll.answered(0), "nothing was called yet");
+        roll.begin(now);
+        assert!(!roll.answered(0) && !roll.answered(1), "nothing was called yet");
+        let number = roll.call(now + LONGEST).unwrap();
+        assert!(
+            !roll.answered(number + 1) && roll.answered(number),
+            "an early answer takes nothing from the right one"
+        );
+        assert!(!roll.answered(number), "twice");
+        roll.again(now);
+        assert!(!roll.answered(number), "late");
+        let next = roll.call(now + LONGEST * 2).unwrap();
+        assert!(!roll.answered(number) && roll.answered(next));
     }
 }

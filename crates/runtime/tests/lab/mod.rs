@@ -82,7 +82,7 @@ impl Lab {
         }
         // In the place of a formatted disk: no test of these needs mke2fs.
         fs::create_dir_all(dir.join("cache/workspace")).unwrap();
-        fs::write(dir.join(format!("cache/workspace/ext4-v1-{DISK_MIB}.img")), b"blank").unwrap();
+        fs::write(dir.join(format!("cache/workspace/ext4-v2-{DISK_MIB}.img")), b"blank").unwrap();
         // Its stamps are of the same time, and do not count as the runtime's own.
         let stamps = clock.inner;
         let backend = FakeBackend::new(machine, move || stamps.now_ns());
