@@ -3,7 +3,7 @@
 
 Usage: benches/table.py [ROUNDS] [--quick] [--to FOLDER]     (default 10; needs a release build)
 
-Runs benches/run.py, cold.py, copy.py and the benches `exec` and the latency tests one after the other (half an hour; --quick
+Runs benches/run.py, cold.py, copy.py, observe.py and the benches `exec` and the latency tests one after the other (half an hour; --quick
 leaves all but run.py and the round trips out), and writes bench.json and bench.svg to FOLDER (default target/bench). Each figure
 is beside its peer of the same run. What could not run here is said, and has no row.
 """
@@ -78,6 +78,7 @@ def main():
     if not quick:
         figures["cold"] = run("cold starts, beside plain QEMU", ["benches/cold.py", rounds])
         figures["copy"] = run("files, beside a raw port", ["benches/copy.py"])
+        figures["observe"] = run("observing", ["benches/observe.py"])
         figures["latency"] = run("from what breaks a rule to a VMM that is gone", latency)
         figures["ledger"] = run("ledger", bench + ["hotcell-ledger"])
     os.makedirs(folder, exist_ok=True)

@@ -3,7 +3,9 @@
 //! A pid is reused; a pid with its start time and the boot it belongs to is not.
 
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
 
 /// A process, for good.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +36,26 @@ impl ProcessId {
     pub fn exists(&self) -> bool {
         boot_id().as_deref() == Some(&self.boot_id) && start_ticks(self.pid) == Some(self.start_ticks)
     }
+}
+
+/// The text of a file of `/proc`, in a buffer that is used again and again. A file there is made anew for each
+/// call that reads, and many small calls cost more than it does.
+pub(crate) fn proc_text<'a>(path: &Path, buffer: &'a mut Vec<u8>) -> io::Result<&'a str> {
+    /// As much as a mapping's list gives at once.
+    const CHUNK: usize = 16 * 1024;
+    let mut file = File::open(path)?;
+    let mut length = 0;
+    loop {
+        buffer.resize(buffer.len().max(length + CHUNK), 0);
+        match file.read(buffer.get_mut(length..).unwrap_or_default()) {
+            Ok(0) => break,
+            Ok(count) => length += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let text = buffer.get(..length).unwrap_or_default();
+    std::str::from_utf8(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// This boot's id.

@@ -17,7 +17,7 @@ const MOUNT_NOEXEC: u32 = 0x04;
 const SB_NOEXEC: u64 = 0x02;
 
 /// What is read of an open file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileFacts {
     dentry: u64,
     inode: u64,

@@ -78,10 +78,10 @@ pub fn mount_changes(ready: &[FileSystem], now: &[FileSystem], root: u64) -> Vec
     let mut changes = Vec::new();
     for one in now {
         for mount in one.mounts.iter().filter(|mount| mount.is_attached()) {
-            let subject = format!("{} on {}", one.kind, mount.path);
+            let subject = || format!("{} on {}", one.kind, mount.path);
             match find(mount.address, &mount.path).filter(|(before, _)| before.super_block == one.super_block)
             {
-                None => changes.push((subject, "it was not mounted at ready".into())),
+                None => changes.push((subject(), "it was not mounted at ready".into())),
                 Some((before, was)) => {
                     let own_rule = |flag: u32| one.super_block == root && flag == MOUNT_READ_ONLY;
                     let is_lost =
@@ -92,7 +92,7 @@ pub fn mount_changes(ready: &[FileSystem], now: &[FileSystem], root: u64) -> Vec
                         lost.push("ro of the file system");
                     }
                     if !lost.is_empty() {
-                        changes.push((subject, format!("it is no longer {}", lost.join(", "))));
+                        changes.push((subject(), format!("it is no longer {}", lost.join(", "))));
                     }
                 }
             }

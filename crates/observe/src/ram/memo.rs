@@ -5,6 +5,7 @@
 //! them as they were.
 
 use super::memory::ReadError;
+use super::retry;
 use super::space::{Space, merge};
 use super::tasks::SweepError;
 use hotcell_sys::host::Range;
@@ -13,6 +14,8 @@ use hotcell_sys::host::Range;
 #[derive(Debug)]
 pub(super) struct Memo<T> {
     value: Option<T>,
+    /// Whether what was read is known, so that the result may stand.
+    stands: bool,
     /// What is read again, and where in it each of the bytes that count begins.
     ranges: Vec<Range>,
     places: Vec<(usize, usize)>,
@@ -23,26 +26,37 @@ pub(super) struct Memo<T> {
 
 impl<T> Default for Memo<T> {
     fn default() -> Memo<T> {
-        Memo { value: None, ranges: Vec::new(), places: Vec::new(), held: Vec::new(), now: Vec::new() }
+        Memo { value: None, stands: false, ranges: Vec::new(), places: Vec::new(), held: Vec::new(), now: Vec::new() }
     }
 }
 
-impl<T: Clone> Memo<T> {
-    /// The result as of now.
+impl<T> Memo<T> {
+    /// The result as of now; a list that changes while it is walked is walked again.
     ///
     /// # Errors
     /// Those of the walk, or the host can't read.
     pub(super) fn get(
         &mut self,
         space: &Space<'_>,
-        walk: impl FnOnce(&Space<'_>) -> Result<T, SweepError>,
+        walk: impl Fn(&Space<'_>) -> Result<T, SweepError>,
+    ) -> Result<&T, SweepError> {
+        let known = self.value.take();
+        let stands = std::mem::take(&mut self.stands) && self.is_unchanged(space)?;
+        let value = match known.filter(|_| stands) {
+            Some(value) => {
+                self.stands = true;
+                value
+            }
+            None => retry(|| self.walked(space, &walk))?,
+        };
+        Ok(self.value.insert(value))
+    }
+
+    fn walked(
+        &mut self,
+        space: &Space<'_>,
+        walk: impl Fn(&Space<'_>) -> Result<T, SweepError>,
     ) -> Result<T, SweepError> {
-        if let Some(value) = self.value.take()
-            && self.is_unchanged(space)?
-        {
-            self.value = Some(value.clone());
-            return Ok(value);
-        }
         let logging = space.logging();
         let value = walk(&logging)?;
         let log = logging.into_log();
@@ -52,7 +66,7 @@ impl<T: Clone> Memo<T> {
             let starts = merge(&ranges, &mut self.ranges);
             self.places = starts.into_iter().zip(ranges.iter().map(|range| range.bytes)).collect();
             self.held = log.reads.into_values().flatten().collect();
-            self.value = Some(value.clone());
+            self.stands = true;
         }
         Ok(value)
     }

@@ -3,9 +3,10 @@
 //! | what | how often | against what |
 //! |---|---|---|
 //! | every process and thread: user, capabilities, file | each look | [`ProcessRules`] |
-//! | modules, network devices, the root's file system and disk | each look | their state at ready |
+//! | modules, network devices | each look | their state at ready |
 //! | system call and interrupt table, system call entry | each look | their state at ready |
-//! | mounts and namespaces | each look | their state at ready |
+//! | namespaces | each look | their state at ready |
+//! | the root's file system and disk, mounts | every second look | their state at ready |
 //! | the table of pids, what each processor runs | each look | the list of tasks |
 //! | the kernel's text and read-only data | each look where it was written to; else a part, all of it within [`PASS`] | their state at ready |
 //! | the nonce in PID 1's memory | at ready | what the host sent |

@@ -278,14 +278,20 @@ impl TaskReader {
             ));
         }
         // Nothing fails from here on, so the two lists stay one.
-        let mut before: Vec<Option<Task>> = std::mem::take(&mut self.tasks).into_iter().map(Some).collect();
-        let mut described = described.into_iter().peekable();
-        for (at, new) in facts.iter().enumerate() {
-            let task = match described.next_if(|(position, _)| *position == at) {
-                Some((_, task)) => Some(task),
-                None => position(at, new).and_then(|at| before.get_mut(at)?.take()),
-            };
-            self.tasks.extend(task);
+        if same_list {
+            for (at, task) in described {
+                self.tasks.get_mut(at).map(|place| *place = task);
+            }
+        } else {
+            let mut before: Vec<Option<Task>> = std::mem::take(&mut self.tasks).into_iter().map(Some).collect();
+            let mut described = described.into_iter().peekable();
+            for (at, new) in facts.iter().enumerate() {
+                let task = match described.next_if(|(position, _)| *position == at) {
+                    Some((_, task)) => Some(task),
+                    None => position(at, new).and_then(|at| before.get_mut(at)?.take()),
+                };
+                self.tasks.extend(task);
+            }
         }
         self.facts = facts;
         Ok(())
@@ -339,7 +345,7 @@ fn origins(
         });
         let same = known.filter(|old| (old.start, old.exec, old.mm) == (new.start, new.exec, new.mm));
         match same.filter(|_| !(at as u64).wrapping_add(sweep).is_multiple_of(FILE_PASS)) {
-            Some(old) => (new.kernel, new.file) = (old.kernel, old.file.clone()),
+            Some(old) => (new.kernel, new.file) = (old.kernel, old.file),
             None => fresh.push(at),
         }
     }
@@ -360,7 +366,7 @@ fn origins(
         let Some(new) = facts.get_mut(*at) else { continue };
         let flags = small.get(index).and_then(|bytes| u32_at(bytes, 0)).unwrap_or(0);
         new.kernel = new.mm == 0 && flags & KERNEL_THREAD != 0;
-        new.file = opened.get(index).and_then(|file| found.get(file)).cloned();
+        new.file = opened.get(index).and_then(|file| found.get(file)).copied();
     }
     Ok(())
 }

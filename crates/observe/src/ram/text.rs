@@ -27,7 +27,7 @@
 
 use super::memory::ReadError;
 use super::space::Space;
-use crate::kernel::{Profile, Symbols};
+use crate::kernel::Profile;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -76,6 +76,13 @@ struct Window {
     fingerprint: u64,
     /// Positions in `Guard::sites`.
     sites: Range<usize>,
+}
+
+/// What is asked of the host about a window. Apart from the windows, since it is all that most looks need of most of them.
+#[derive(Clone, Copy, Debug)]
+struct Seat {
+    /// Its page, from the first one of the text on.
+    page: u32,
     /// Whether the VMM had a page of its own there when it was last asked.
     own: bool,
 }
@@ -95,10 +102,14 @@ struct Site {
 pub struct Guard {
     key: Vec<u32>,
     windows: Vec<Window>,
+    /// One for each window.
+    seats: Vec<Seat>,
     /// So many at the start are read by every look: tables, and where system calls enter.
     hot: usize,
     sites: Vec<Site>,
     buffer: Vec<u8>,
+    /// So many bytes of the buffer are of the run that was read last.
+    held: usize,
     /// The next window of the VMM's own pages, and of the others.
     next_own: usize,
     next_other: usize,
@@ -117,7 +128,7 @@ impl Guard {
     pub fn new(space: &Space<'_>, profile: &Profile, seed: [u8; 32]) -> Result<Guard, ReadError> {
         let symbols = &profile.symbols;
         let sites = sites(space, profile)?;
-        let mut windows = Vec::new();
+        let (mut windows, mut seats) = (Vec::new(), Vec::new());
         let entry = symbols.entry_syscall & !0xfff;
         let parts = [
             (Part::Table, symbols.sys_call_table, symbols.sys_call_table.saturating_add(512 * 8)),
@@ -135,7 +146,9 @@ impl Guard {
                 let first = sites.partition_point(|site| u64::from(site.at) + site.length as u64 <= inside);
                 let last = sites.partition_point(|site| u64::from(site.at) < inside + bytes as u64);
                 let sites = if part == Part::Text { first..last.max(first) } else { 0..0 };
-                windows.push(Window { part, address, bytes, fingerprint: 0, sites, own: true });
+                windows.push(Window { part, address, bytes, fingerprint: 0, sites });
+                let page = (inside / WINDOW as u64) as u32;
+                seats.push(Seat { page, own: true });
                 address += bytes as u64;
             }
             if index < 3 {
@@ -147,8 +160,10 @@ impl Guard {
             key: expand(key),
             hot,
             windows,
+            seats,
             sites,
             buffer: Vec::new(),
+            held: 0,
             next_own: hot,
             next_other: hot,
             next_part: 0,
@@ -168,7 +183,7 @@ impl Guard {
             at = run.end;
         }
         for _ in 0..PASS {
-            guard.ask(space, symbols);
+            guard.ask(space);
         }
         Ok(guard)
     }
@@ -180,7 +195,8 @@ impl Guard {
 
     /// Bytes of them that lie in pages which the VMM has of its own: all, where the host does not tell.
     pub fn own_bytes(&self) -> usize {
-        self.windows.iter().filter(|window| window.own).map(|window| window.bytes).sum()
+        let own = self.windows.iter().zip(&self.seats).filter(|(_, seat)| seat.own);
+        own.map(|(window, _)| window.bytes).sum()
     }
 
     /// Reads what is hot, what the VMM has written to since the last look, and a part of the rest; gives what has changed.
@@ -190,7 +206,7 @@ impl Guard {
     pub fn look(&mut self, space: &Space<'_>, profile: &Profile) -> Result<Vec<Change>, ReadError> {
         let mut changes = Vec::new();
         self.looks += 1;
-        let mut fresh = self.ask(space, &profile.symbols);
+        let mut fresh = self.ask(space);
         fresh.extend(0..self.hot);
         fresh.sort_unstable();
         let mut rest = fresh.as_slice();
@@ -200,7 +216,7 @@ impl Guard {
             rest = behind;
             self.compare(space, profile, &run, &mut changes)?;
         }
-        let part = self.own_bytes().div_ceil(PASS);
+        let part = self.seats.iter().filter(|seat| seat.own).count().div_ceil(PASS) * WINDOW;
         self.next_own = self.pass(space, profile, (true, self.next_own, part), &mut changes)?;
         self.next_other = self.pass(space, profile, (false, self.next_other, DISTRUST), &mut changes)?;
         // What is new may have had its turn as well.
@@ -222,11 +238,11 @@ impl Guard {
             if at >= self.windows.len() {
                 at = self.hot;
             }
-            if self.windows.get(at).is_none_or(|window| window.own != own) {
+            if self.seats.get(at).is_none_or(|seat| seat.own != own) {
                 (at, skipped) = (at + 1, skipped + 1);
                 continue;
             }
-            let run = self.run(at, |at| self.windows.get(at).is_some_and(|window| window.own == own));
+            let run = self.run(at, |at| self.seats.get(at).is_some_and(|seat| seat.own == own));
             self.compare(space, profile, &run, changes)?;
             done += run.len() * WINDOW;
             skipped += run.len();
@@ -251,25 +267,24 @@ impl Guard {
 
     /// Asks the host of the next part of the image which pages the VMM has of its own, since its kernel has to look at each;
     /// gives the windows that are new among them.
-    fn ask(&mut self, space: &Space<'_>, symbols: &Symbols) -> Vec<usize> {
+    fn ask(&mut self, space: &Space<'_>) -> Vec<usize> {
         let count = self.windows.len().saturating_sub(self.hot).div_ceil(PASS).max(1);
         let start = self.hot + self.next_part * count;
         self.next_part = (self.next_part + 1) % PASS;
         let end = self.windows.len().min(start + count);
-        let windows = self.windows.get_mut(start..end).unwrap_or_default();
-        let (Some(first), Some(last)) = (windows.first(), windows.last()) else { return Vec::new() };
-        let page = |address: u64| address / WINDOW as u64;
-        let first = page(first.address);
-        let pages = (page(last.address).saturating_sub(first) + 1) as usize;
-        let own = space.own_pages(space.at(first * WINDOW as u64, symbols.text), pages);
+        let seats = self.seats.get_mut(start..end).unwrap_or_default();
+        let (Some(first), Some(last)) = (seats.first(), seats.last()) else { return Vec::new() };
+        let (first, last) = (first.page, last.page);
+        let from = space.mapping().text.wrapping_add(u64::from(first) * WINDOW as u64);
+        let own = space.own_pages(from, last.saturating_sub(first) as usize + 1);
         let mut fresh = Vec::new();
-        for (at, window) in windows.iter_mut().enumerate() {
-            let page = page(window.address).saturating_sub(first) as usize;
+        for (at, seat) in seats.iter_mut().enumerate() {
+            let page = seat.page.saturating_sub(first) as usize;
             let is_own = own.as_ref().is_none_or(|own| own.get(page).copied().unwrap_or(true));
-            if is_own && !window.own {
+            if is_own && !seat.own {
                 fresh.push(start + at);
             }
-            window.own = is_own;
+            seat.own = is_own;
         }
         fresh
     }
@@ -298,7 +313,7 @@ impl Guard {
         for (site, place) in self.sites_of(profile.symbols.text, run) {
             // One that begins in the window before was judged there.
             let Some(bytes) =
-                usize::try_from(place).ok().and_then(|at| self.buffer.get(at..)?.get(..site.length))
+                usize::try_from(place).ok().and_then(|at| self.buffer.get(at..self.held)?.get(..site.length))
             else {
                 continue;
             };
@@ -338,15 +353,19 @@ impl Guard {
         let Some(first) = windows.first() else { return Ok(()) };
         // A site may reach over the window's end; so far the image always goes on there.
         let more = if first.part == Part::Text { SITE } else { 0 };
-        self.buffer.resize(windows.iter().map(|window| window.bytes).sum::<usize>() + more, 0);
-        space.read(space.at(first.address, text), &mut self.buffer)
+        self.held = windows.iter().map(|window| window.bytes).sum::<usize>() + more;
+        if self.buffer.len() < self.held {
+            self.buffer.resize(self.held, 0);
+        }
+        let into = self.buffer.get_mut(..self.held).unwrap_or_default();
+        space.read(space.at(first.address, text), into)
     }
 
     /// Takes the sites out of the buffer.
     fn blank(&mut self, text: u64, run: &Range<usize>) {
         for (site, place) in self.sites_of(text, run) {
             let (start, end) = (place.max(0), place.saturating_add(site.length as i64).max(0));
-            let end = (end as usize).min(self.buffer.len());
+            let end = (end as usize).min(self.held);
             if let Some(bytes) = self.buffer.get_mut(start as usize..end) {
                 bytes.fill(0);
             }
@@ -354,7 +373,7 @@ impl Guard {
     }
 
     fn fingerprints(&self, run: &Range<usize>) -> Vec<u64> {
-        let mut rest = self.buffer.as_slice();
+        let mut rest = self.buffer.get(..self.held).unwrap_or_default();
         let windows = self.windows.get(run.clone()).unwrap_or_default();
         let fingerprint = |window: &Window| {
             let (bytes, behind) = rest.split_at_checked(window.bytes).unwrap_or_default();

@@ -233,3 +233,20 @@ fn another_file_of_the_same_process_is_seen_within_sixteen_sweeps() {
     let found = (1..=16).find_map(|_| violations(observed.look().unwrap()).pop());
     assert_eq!(found, Some(ViolationKind::ExecutedFromNoexec));
 }
+
+#[test]
+fn a_root_that_becomes_writable_is_seen_within_two_looks() {
+    for looks in [0, 1] {
+        let mut observed = Observed::new();
+        for _ in 0..looks {
+            assert_eq!(violations(observed.look().unwrap()), []);
+        }
+        {
+            let kernel = &mut observed.machine().kernel;
+            let at = ROOT + u64::from(kernel.profile.offsets.sb_flags);
+            kernel.number(at, 0);
+        }
+        let found = [observed.look(), observed.look()].map(|seen| violations(seen.unwrap()));
+        assert_eq!(found.iter().filter(|found| **found == [ViolationKind::WritableRoot]).count(), 1, "{found:?}");
+    }
+}

@@ -1,13 +1,13 @@
 //! What `/proc` says about a running VMM.
 
 use super::{Part, cgroup};
-use crate::process::ProcessId;
+use crate::process::{ProcessId, proc_text};
 use hotcell_sys::host::Namespace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Longest list that goes into the record, bytes.
 const MAX_DETAIL: usize = 4096;
@@ -53,7 +53,7 @@ impl Measured {
     /// The process is gone, or may not be looked at.
     pub fn of(process: &ProcessId) -> io::Result<Measured> {
         let base = format!("/proc/{}", process.pid);
-        let status = Status::of(process)?;
+        let status = Status::of(&threads(process)?, &mut Vec::new())?;
         let mut namespaces = BTreeSet::new();
         for kind in Namespace::ALL {
             let name = if kind == Namespace::Mount { "mnt" } else { kind.as_str() };
@@ -228,16 +228,26 @@ fn is_ending(task: &Path) -> bool {
     flags.and_then(|flags| flags.parse::<u64>().ok()).is_none_or(|flags| flags & EXITING != 0)
 }
 
+/// The folders of a process's threads.
+pub(super) fn threads(process: &ProcessId) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(format!("/proc/{}/task", process.pid))?.map(|task| Ok(task?.path())).collect()
+}
+
+/// Whether a status says that system calls are not filtered: no thread of a VMM does, but one that is ending.
+fn is_unfiltered(status: &str) -> bool {
+    status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "0"))
+}
+
 impl Status {
-    pub(super) fn of(process: &ProcessId) -> io::Result<Status> {
+    /// Of all these threads.
+    pub(super) fn of(threads: &[PathBuf], buffer: &mut Vec<u8>) -> io::Result<Status> {
         let mut status = Status::default();
         let mut first = true;
-        for task in fs::read_dir(format!("/proc/{}/task", process.pid))? {
-            let task = task?.path();
-            match fs::read_to_string(task.join("status")) {
+        for task in threads {
+            match proc_text(&task.join("status"), buffer) {
                 // Asked after its status was read: one that was ending by then is left out.
-                Ok(_) if is_ending(&task) => {}
-                Ok(text) => status.weaken(&text, std::mem::take(&mut first))?,
+                Ok(text) if is_unfiltered(text) && is_ending(task) => {}
+                Ok(text) => status.weaken(text, std::mem::take(&mut first))?,
                 // A thread may end while the list is read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
@@ -361,9 +371,10 @@ mod tests {
         }
         // The control: its status can be read still.
         assert!(fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap().contains("Seccomp"));
-        assert_eq!(Status::of(&process).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let status = |of: &ProcessId| Status::of(&threads(of).unwrap(), &mut Vec::new());
+        assert_eq!(status(&process).unwrap_err().kind(), io::ErrorKind::NotFound);
         child.wait().unwrap();
-        assert!(Status::of(&ProcessId::of(std::process::id() as i32).unwrap()).is_ok());
+        assert!(status(&ProcessId::of(std::process::id() as i32).unwrap()).is_ok());
     }
 
     #[test]

@@ -16,15 +16,21 @@
 //! | an executable mapping of a file that it did not have, or more executable memory | yes, seen twice |
 //! | threads, closed descriptors, other memory | no: a VMM does that |
 //!
+//! One whose first thread ended while others live can't be read, which is an error and no end.
+//!
 //! Not seen: what came and went between two looks. Called by the runtime's observing thread.
 
-use super::measure::Status;
-use crate::process::ProcessId;
+use super::measure::{Status, threads};
+use crate::process::{ProcessId, proc_text};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::Timespec;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Between the look that finds something new open or mapped and the one that confirms it: the C library may open a file
@@ -55,8 +61,23 @@ pub struct Breach {
 #[derive(Debug)]
 pub struct VmmWatch {
     process: ProcessId,
+    /// Readable once all of its threads have ended.
+    end: OwnedFd,
     root: Option<(u64, u64)>,
     allowed: Seen,
+    /// As they were at the last look: what is the same file under the same number needs no second question.
+    descriptors: BTreeMap<String, Descriptor>,
+    buffer: Vec<u8>,
+}
+
+/// What is open under a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Descriptor {
+    file: (u64, u64),
+    /// What it is.
+    what: String,
+    /// What that is called.
+    name: String,
 }
 
 /// What one look sees.
@@ -66,8 +87,8 @@ struct Seen {
     namespaces: BTreeMap<&'static str, String>,
     program: (u64, u64),
     children: BTreeSet<i32>,
-    /// Descriptor number to what it is, and what that is called.
-    descriptors: BTreeMap<String, (String, String)>,
+    /// By their numbers.
+    descriptors: BTreeMap<String, Descriptor>,
     /// Numbers whose file is the root image, open for writing.
     writable_root: Vec<String>,
     /// Files that are mapped executable: device and inode to the name.
@@ -83,15 +104,23 @@ impl VmmWatch {
     /// The process is gone, or may not be looked at.
     pub fn begin(process: ProcessId, root: Option<&fs::File>) -> io::Result<VmmWatch> {
         let root = root.map(fs::File::metadata).transpose()?.map(|file| (file.dev(), file.ino()));
-        let allowed = Seen::of(&process, root)?;
-        Ok(VmmWatch { process, root, allowed })
+        let number = Pid::from_raw(process.pid).ok_or(io::ErrorKind::NotFound)?;
+        let end = pidfd_open(number, PidfdFlags::empty())?;
+        let mut buffer = Vec::new();
+        let allowed = Seen::of(&process, root, &BTreeMap::new(), &mut buffer)?;
+        // The descriptor is of this very process, and so is what was seen.
+        if !process.exists() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let descriptors = allowed.descriptors.clone();
+        Ok(VmmWatch { process, end, root, allowed, descriptors, buffer })
     }
 
     /// What is wrong now. Nothing, where the process has ended.
     ///
     /// # Errors
     /// It exists and can't be looked at.
-    pub fn look(&self) -> io::Result<Vec<Breach>> {
+    pub fn look(&mut self) -> io::Result<Vec<Breach>> {
         let first = match self.seen()? {
             Some(seen) => self.breaches(&seen),
             None => return Ok(Vec::new()),
@@ -105,20 +134,30 @@ impl VmmWatch {
         Ok(first.into_iter().filter(|breach| second.contains(breach)).take(MAX_BREACHES).collect())
     }
 
-    fn seen(&self) -> io::Result<Option<Seen>> {
+    fn seen(&mut self) -> io::Result<Option<Seen>> {
         let mut tries = TRIES;
         loop {
-            let seen = Seen::of(&self.process, self.root);
+            let seen = Seen::of(&self.process, self.root, &self.descriptors, &mut self.buffer);
             // Of a process that is ending anything may be missing, and it ends in steps: its files go before it is a zombie.
-            if !self.process.exists() || self.process.is_zombie() {
+            if self.has_ended()? {
                 return Ok(None);
             }
             tries -= 1;
             match seen {
                 Err(_) if tries > 0 => std::thread::sleep(CONFIRM),
-                seen => return seen.map(Some),
+                Err(error) => return Err(error),
+                Ok(seen) => {
+                    self.descriptors.clone_from(&seen.descriptors);
+                    return Ok(Some(seen));
+                }
             }
         }
+    }
+
+    /// Whether none of its threads lives: one whose first thread alone has ended goes on.
+    fn has_ended(&self) -> io::Result<bool> {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        Ok(poll(&mut [PollFd::new(&self.end, PollFlags::IN)], Some(&now))? > 0)
     }
 
     fn breaches(&self, now: &Seen) -> Vec<Breach> {
@@ -142,8 +181,8 @@ impl VmmWatch {
         for child in now.children.difference(&allowed.children) {
             breach(process(), format!("it has a child, {child}"));
         }
-        let had: BTreeSet<&String> = allowed.descriptors.values().map(|(what, _)| what).collect();
-        for (number, (what, name)) in &now.descriptors {
+        let had: BTreeSet<&String> = allowed.descriptors.values().map(|one| &one.what).collect();
+        for (number, Descriptor { what, name, .. }) in &now.descriptors {
             if !had.contains(what) && !is_made_while_running(what) {
                 breach(format!("descriptor {number}"), format!("{name} was not open when it was let go"));
             }
@@ -175,37 +214,38 @@ fn is_made_while_running(what: &str) -> bool {
 }
 
 impl Seen {
-    fn of(process: &ProcessId, root: Option<(u64, u64)>) -> io::Result<Seen> {
-        let base = format!("/proc/{}", process.pid);
+    fn of(
+        process: &ProcessId,
+        root: Option<(u64, u64)>,
+        before: &BTreeMap<String, Descriptor>,
+        buffer: &mut Vec<u8>,
+    ) -> io::Result<Seen> {
+        let base = PathBuf::from(format!("/proc/{}", process.pid));
         let mut namespaces = BTreeMap::new();
         for name in NAMESPACES {
-            let link = fs::read_link(format!("{base}/ns/{name}"))?;
+            let link = fs::read_link(base.join("ns").join(name))?;
             namespaces.insert(name, link.to_string_lossy().into_owned());
         }
-        let program = fs::metadata(format!("{base}/exe"))?;
+        let program = fs::metadata(base.join("exe"))?;
         let (mut descriptors, mut writable_root) = (BTreeMap::new(), Vec::new());
-        for entry in fs::read_dir(format!("{base}/fd"))? {
+        for entry in fs::read_dir(base.join("fd"))? {
             let path = entry?.path();
             // One that was closed meanwhile.
-            let (Ok(what), Ok(file)) = (fs::read_link(&path), fs::metadata(&path)) else { continue };
+            let Ok(file) = fs::metadata(&path) else { continue };
             let number = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            if root == Some((file.dev(), file.ino())) && is_writable(&format!("{base}/fdinfo/{number}")) {
+            let Some(open) = descriptor(&path, &file, before.get(&number)) else { continue };
+            if root == Some(open.file) && is_writable(&path) {
                 writable_root.push(number.clone());
             }
-            // Names can be changed, also by whoever removes or replaces a file that is in use; the file stays.
-            let name = what.to_string_lossy().into_owned();
-            let what = match name.starts_with('/') {
-                true => format!("file {}:{}", file.dev(), file.ino()),
-                false => name.clone(),
-            };
-            descriptors.insert(number, (what, name));
+            descriptors.insert(number, open);
         }
-        let (mapped, executable_bytes) = executable(&fs::read_to_string(format!("{base}/maps"))?);
+        let (mapped, executable_bytes) = executable(proc_text(&base.join("maps"), buffer)?);
+        let threads = threads(process)?;
         Ok(Seen {
-            status: Status::of(process)?,
+            status: Status::of(&threads, buffer)?,
             namespaces,
             program: (program.dev(), program.ino()),
-            children: children(Path::new(&base))?,
+            children: children(&threads, buffer),
             descriptors,
             writable_root,
             mapped,
@@ -214,23 +254,38 @@ impl Seen {
     }
 }
 
-/// Whether an `fdinfo` says that a descriptor may be written through; one that is gone may not.
-fn is_writable(fdinfo: &str) -> bool {
-    let text = fs::read_to_string(fdinfo).unwrap_or_default();
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
-    // O_WRONLY and O_RDWR.
-    flags.is_some_and(|flags| flags & 3 != 0)
+/// What is open there. What it is called is asked again only if it is another file, or of those kernel objects
+/// that all share one.
+fn descriptor(path: &Path, file: &Metadata, before: Option<&Descriptor>) -> Option<Descriptor> {
+    /// The type of a file in its mode; the objects have none.
+    const TYPE: u32 = 0o170_000;
+    let place = (file.dev(), file.ino());
+    if let Some(before) = before.filter(|before| before.file == place && file.mode() & TYPE != 0) {
+        return Some(before.clone());
+    }
+    let name = fs::read_link(path).ok()?.to_string_lossy().into_owned();
+    // Names can be changed, also by whoever removes or replaces a file that is in use; the file stays.
+    let what = match name.starts_with('/') {
+        true => format!("file {}:{}", place.0, place.1),
+        false => name.clone(),
+    };
+    Some(Descriptor { file: place, what, name })
+}
+
+/// Whether a descriptor may be written through, by the mode of its link in `/proc/PID/fd`; one that is gone may not.
+fn is_writable(path: &Path) -> bool {
+    const OWNER_WRITES: u32 = 0o200;
+    fs::symlink_metadata(path).is_ok_and(|link| link.mode() & OWNER_WRITES != 0)
 }
 
 /// Children of all threads. A kernel that does not list them gives none: in the jail nothing can be started anyhow.
-fn children(base: &Path) -> io::Result<BTreeSet<i32>> {
+fn children(threads: &[PathBuf], buffer: &mut Vec<u8>) -> BTreeSet<i32> {
     let mut all = BTreeSet::new();
-    for task in fs::read_dir(base.join("task"))? {
-        let list = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
-        all.extend(list.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    for task in threads {
+        let list = proc_text(&task.join("children"), buffer).unwrap_or_default();
+        all.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
-    Ok(all)
+    all
 }
 
 /// Files that are mapped executable, by place, and how much executable memory has none.
@@ -315,7 +370,7 @@ mod tests {
     }
 
     fn breaches(then: &str) -> Vec<String> {
-        let stand_in = StandIn::let_go(then, None);
+        let mut stand_in = StandIn::let_go(then, None);
         let found = stand_in.watch.look().unwrap();
         assert!(found.iter().all(|breach| !breach.writable_root));
         found.into_iter().map(|breach| format!("{}: {}", breach.subject, breach.detail)).collect()
@@ -360,7 +415,7 @@ mod tests {
     #[test]
     fn another_program_is_a_breach() {
         let found = {
-            let stand_in = StandIn::let_go("echo done; exec sleep 100", None);
+            let mut stand_in = StandIn::let_go("echo done; exec sleep 100", None);
             let end = std::time::Instant::now() + Duration::from_secs(20);
             loop {
                 let found = stand_in.watch.look().unwrap();
@@ -384,7 +439,7 @@ mod tests {
         fs::write(&path, b"image").unwrap();
         let root = fs::File::open(&path).unwrap();
         for (how, writable) in [("<", false), (">>", true), ("<>", true)] {
-            let stand_in = StandIn::let_go(&format!("exec 9{how}{}", path.display()), Some(&root));
+            let mut stand_in = StandIn::let_go(&format!("exec 9{how}{}", path.display()), Some(&root));
             let found = stand_in.watch.look().unwrap();
             assert_eq!(found.iter().any(|breach| breach.writable_root), writable, "{how} {found:?}");
         }
@@ -400,6 +455,31 @@ mod tests {
         assert_eq!(stand_in.watch.look().unwrap(), []);
         stand_in.child.wait().unwrap();
         assert_eq!(stand_in.watch.look().unwrap(), []);
+    }
+
+    /// Of such a process hardly anything can be read, while its other threads do what they like.
+    #[test]
+    fn a_process_whose_first_thread_alone_has_ended_is_read_again_and_again_and_then_an_error() {
+        let script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start()\n\
+                      print('up', flush=True); input(); ctypes.CDLL(None).syscall(60, 0)";
+        let mut child = Command::new("python3")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        assert_eq!(next_line(&mut child), "up\n");
+        let watch = VmmWatch::begin(ProcessId::of(child.id() as i32).unwrap(), None).unwrap();
+        let mut stand_in = StandIn { child, watch };
+        assert_eq!(stand_in.watch.look().unwrap(), []);
+        stand_in.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+        while !stand_in.watch.process.is_zombie() {
+            std::thread::yield_now();
+        }
+        let begun = std::time::Instant::now();
+        stand_in.watch.look().unwrap_err();
+        assert!(begun.elapsed() >= CONFIRM * (TRIES - 1), "it was read {TRIES} times");
     }
 
     #[test]
