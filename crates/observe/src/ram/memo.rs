@@ -26,7 +26,14 @@ pub(super) struct Memo<T> {
 
 impl<T> Default for Memo<T> {
     fn default() -> Memo<T> {
-        Memo { value: None, stands: false, ranges: Vec::new(), places: Vec::new(), held: Vec::new(), now: Vec::new() }
+        Memo {
+            value: None,
+            stands: false,
+            ranges: Vec::new(),
+            places: Vec::new(),
+            held: Vec::new(),
+            now: Vec::new(),
+        }
     }
 }
 

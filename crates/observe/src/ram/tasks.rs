@@ -283,7 +283,8 @@ impl TaskReader {
                 self.tasks.get_mut(at).map(|place| *place = task);
             }
         } else {
-            let mut before: Vec<Option<Task>> = std::mem::take(&mut self.tasks).into_iter().map(Some).collect();
+            let mut before: Vec<Option<Task>> =
+                std::mem::take(&mut self.tasks).into_iter().map(Some).collect();
             let mut described = described.into_iter().peekable();
             for (at, new) in facts.iter().enumerate() {
                 let task = match described.next_if(|(position, _)| *position == at) {

@@ -247,6 +247,10 @@ fn a_root_that_becomes_writable_is_seen_within_two_looks() {
             kernel.number(at, 0);
         }
         let found = [observed.look(), observed.look()].map(|seen| violations(seen.unwrap()));
-        assert_eq!(found.iter().filter(|found| **found == [ViolationKind::WritableRoot]).count(), 1, "{found:?}");
+        assert_eq!(
+            found.iter().filter(|found| **found == [ViolationKind::WritableRoot]).count(),
+            1,
+            "{found:?}"
+        );
     }
 }
