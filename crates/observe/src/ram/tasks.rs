@@ -280,7 +280,9 @@ impl TaskReader {
         // Nothing fails from here on, so the two lists stay one.
         if same_list {
             for (at, task) in described {
-                self.tasks.get_mut(at).map(|place| *place = task);
+                if let Some(place) = self.tasks.get_mut(at) {
+                    *place = task;
+                }
             }
         } else {
             let mut before: Vec<Option<Task>> =
