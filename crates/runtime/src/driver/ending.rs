@@ -10,6 +10,7 @@ use crate::stream::FromStream;
 use crate::watch::{self, Told};
 use crossbeam_channel::Receiver;
 use hotcell_decide::{HostFact, ViolationKind};
+use hotcell_observe::Sightings;
 use std::time::{Duration, Instant};
 
 /// What observers may take to read the disk of a dead machine, beside a second for each
@@ -27,6 +28,27 @@ pub(super) struct Going {
     pub(super) until: Option<Instant>,
 }
 
+/// What an observer's word means once the machine is stopped.
+enum Posthumous {
+    Over,
+    Seen(Sightings),
+    /// It had its state to compare with, and now can't see: whatever it missed, nobody knows.
+    Blind(String),
+    Nothing,
+}
+
+impl From<Told> for Posthumous {
+    fn from(told: Told) -> Posthumous {
+        match told {
+            // The machine was stopped while the observers armed: nothing of the workload ran, and why it was is said.
+            Told::Over | Told::Blind { armed: false, .. } => Posthumous::Over,
+            Told::Blind { observer, error, armed: true } => Posthumous::Blind(format!("{observer}: {error}")),
+            Told::Seen(seen) => Posthumous::Seen(seen),
+            Told::Armed | Told::Rolled | Told::LastLooked => Posthumous::Nothing,
+        }
+    }
+}
+
 impl Driver<'_> {
     /// After the machine was stopped: what observers see of what it left.
     pub(super) fn post_mortem(
@@ -42,15 +64,14 @@ impl Driver<'_> {
         let disk = u64::from(self.run.spec.limits().disk_mib / DISK_MIB_PER_SECOND);
         let end = Instant::now() + POST_MORTEM_PATIENCE + Duration::from_secs(disk);
         loop {
-            match told.recv_deadline(end) {
-                Ok(Told::Over) => return Ok(()),
-                // A look that fell together with the machine's end saw it go, and no more.
-                Ok(Told::Blind { observer, error, .. }) => {
-                    return self.fault("observe", &format!("{observer}: {error}"));
-                }
-                Ok(Told::Seen(seen)) => watch::record(&mut self.run.recorder, seen)?,
-                Ok(Told::Armed | Told::Rolled | Told::LastLooked) => {}
-                Err(_) => return self.fault("observe", &watch.why_dead()),
+            let Ok(told) = told.recv_deadline(end) else {
+                return self.fault("observe", &watch.why_dead());
+            };
+            match Posthumous::from(told) {
+                Posthumous::Over => return Ok(()),
+                Posthumous::Blind(why) => return self.fault("observe", &why),
+                Posthumous::Seen(seen) => watch::record(&mut self.run.recorder, seen)?,
+                Posthumous::Nothing => {}
             }
         }
     }
@@ -234,5 +255,17 @@ pub(super) fn turn_away(call: Call, why: &str) {
             drop(reply.send(Err(CopyError::RunEnded(why.into()))));
         }
         Call::Interrupt { .. } | Call::Abandon | Call::Fail { .. } | Call::Finish => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_was_stopped_while_observers_armed_blinds_none() {
+        let blind = |armed| Told::Blind { observer: "ram", armed, error: "the VMM has ended".into() };
+        assert!(matches!(Posthumous::from(blind(false)), Posthumous::Over));
+        assert!(matches!(Posthumous::from(blind(true)), Posthumous::Blind(why) if why == "ram: the VMM has ended"));
     }
 }
