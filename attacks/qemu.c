@@ -6,6 +6,8 @@
  *   qemu-writable  the root image's nodes are not read-only
  *   qemu-lying     what is called root and asked about is an empty, read-only node; the guest's root disk is another node
  *                  over the same descriptor, writable
+ *   qemu-device    one device more than was asked for
+ *   qemu-append-X  the guest's kernel is given X as well
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +23,10 @@ static char *without(const char *arg, const char *word, const char *other) {
 }
 
 int main(int argc, char **argv, char **environment) {
+    char *append = strstr(argv[0], "qemu-append-");
+    int device = strstr(argv[0], "qemu-device") != NULL;
     int lying = strstr(argv[0], "qemu-lying") != NULL, writable = strstr(argv[0], "qemu-writable") != NULL;
-    char **out = calloc(argc + 5, sizeof *out);
+    char **out = calloc(argc + 7, sizeof *out);
     int count = 0;
     if (!out) return 1;
     for (int at = 0; at < argc; at++) {
@@ -40,7 +44,17 @@ int main(int argc, char **argv, char **environment) {
             out[count++] = "-device";
             arg = "virtio-blk-device,drive=evil,serial=root";
         }
+        if (append && at && !strcmp(argv[at - 1], "-append")) {
+            char *longer = malloc(strlen(arg) + strlen(append) + 1);
+            if (!longer) return 1;
+            sprintf(longer, "%s %s", arg, append + strlen("qemu-append-"));
+            arg = longer;
+        }
         out[count++] = arg;
+    }
+    if (device) {
+        out[count++] = "-device";
+        out[count++] = "virtio-balloon-device";
     }
     execve("/usr/bin/qemu-system-x86_64", out, environment);
     execve("/usr/local/bin/qemu-system-x86_64", out, environment);

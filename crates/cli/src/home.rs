@@ -20,7 +20,7 @@ impl Home {
         let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         if let Some(home) = env::var_os("HOTCELL_HOME").filter(|home| !home.is_empty()) {
             let home = env::current_dir().unwrap_or_default().join(home);
-            return Ok(Home { state: home.join("state"), cache: home.join("cache") });
+            return Ok(Home::below(&home));
         }
         let user = absolute("HOME");
         let folder = |variable: &str, default: &str| {
@@ -29,6 +29,11 @@ impl Home {
         let state = folder("XDG_STATE_HOME", ".local/state").ok_or(NoHome)?;
         let cache = folder("XDG_CACHE_HOME", ".cache").ok_or(NoHome)?;
         Ok(Home { state, cache })
+    }
+
+    /// Both folders in one.
+    pub(crate) fn below(home: &Path) -> Home {
+        Home { state: home.join("state"), cache: home.join("cache") }
     }
 
     pub(crate) fn cache(&self) -> &Path {

@@ -9,7 +9,9 @@ use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
-use hotcell_vm::{AccelChoice, Acceleration, FileDigests, JailChoice, QemuBackend, Registry, TemplateStore};
+use hotcell_vm::{
+    Accel, AccelChoice, Acceleration, FileDigests, JailChoice, QemuBackend, Registry, TemplateStore,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,10 +81,7 @@ impl Session {
         }
         let acceleration: Acceleration =
             accel.resolve_remembering(self.home.cache()).map_err(Fatal::failed)?;
-        let boot_deadline = match acceleration.accel {
-            hotcell_vm::Accel::Kvm => BOOT_DEADLINE_KVM,
-            hotcell_vm::Accel::Tcg => BOOT_DEADLINE_TCG,
-        };
+        let boot_deadline = boot_deadline(acceleration.accel);
         Ok(Runtime {
             registry,
             backend: Arc::new(backend.map_err(Fatal::failed)?.remembering(self.digests())),
@@ -214,6 +213,13 @@ impl Session {
     }
 }
 
+fn boot_deadline(accel: Accel) -> Duration {
+    match accel {
+        Accel::Kvm => BOOT_DEADLINE_KVM,
+        Accel::Tcg => BOOT_DEADLINE_TCG,
+    }
+}
+
 /// The advisory layers' findings on a closed record.
 fn opinions(ledger: &ClosedLedger, fingerprint: Option<&Fingerprint>) -> Vec<Opinion> {
     let text = |value: serde_json::Result<serde_json::Value>| {
@@ -247,4 +253,21 @@ fn run_id() -> String {
         bytes = (std::process::id() as u64).to_be_bytes();
     }
     bytes.iter().fold(String::from("run-"), |id, byte| id + &format!("{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_gets_the_boot_deadline_of_what_executes_its_guest() {
+        let home = tempfile::tempdir().unwrap();
+        let home = Home::below(home.path());
+        let store = Store::new(home.cache(), &home.images(), GUEST);
+        let session = Session { home, store };
+        let runtime = session.runtime(AccelChoice::Tcg, JailChoice::Auto, None).unwrap();
+        assert_eq!(runtime.boot_deadline, BOOT_DEADLINE_TCG);
+        // No host at hand executes guest code in hardware: the same choice, asked for by hand.
+        assert_eq!(boot_deadline(Accel::Kvm), BOOT_DEADLINE_KVM);
+    }
 }

@@ -116,4 +116,33 @@ mod tests {
         let link = Candidate { path: root.join("usr/bin/link"), program: true };
         assert!(link.open().is_none());
     }
+
+    #[test]
+    fn what_is_read_ahead_is_bounded_each_and_together() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/bin");
+        fs::create_dir_all(&folder).unwrap();
+        let program = |name: &str, bytes: u64| {
+            let file = File::create(folder.join(name)).unwrap();
+            file.set_len(bytes).unwrap();
+            file.set_permissions(fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        let device = fs::metadata(root.path()).unwrap().dev();
+        let bytes = || -> Vec<u64> {
+            let chosen = candidates(root.path(), device);
+            chosen.iter().map(|one| one.path.metadata().unwrap().len()).collect()
+        };
+        program("largest", MAX_FILE);
+        program("larger", MAX_FILE + 1);
+        assert_eq!(bytes(), [MAX_FILE]);
+        let most = MAX_BYTES / MAX_FILE;
+        for number in 0..2 * most {
+            program(&format!("p{number}"), MAX_FILE);
+        }
+        // The smallest come first, so that a few large ones leave room for them.
+        program("small", 1);
+        let (all, small): (Vec<u64>, u64) = (bytes(), 1);
+        let total: u64 = all.iter().sum();
+        assert!(all.contains(&small) && total < MAX_BYTES && total > MAX_BYTES - 2 * MAX_FILE, "{all:?}");
+    }
 }

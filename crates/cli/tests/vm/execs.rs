@@ -1,8 +1,10 @@
 //! Execs of a run over a real machine: what each is given, what comes back, how it ends. Each test has one machine.
 
+use crate::attacks::built;
 use crate::basics::sha256sum;
 use crate::harness::{Job, PATIENCE, SOON, wait_until};
-use crate::machine::Machine;
+use crate::machine::{Going, Machine};
+use hotcell_policy::WorkspaceExec;
 use hotcell_runtime::{ExecRequest, Stdin};
 use std::fs::{self, File};
 use std::io::Write;
@@ -175,4 +177,55 @@ fn bundle_bytes(dir: &Path) -> u64 {
             metadata => metadata.len(),
         })
         .sum()
+}
+
+#[test]
+fn the_exec_that_asks_is_read_from_the_kernel_and_not_from_the_message() {
+    let machine = Machine::start("asker", |policy| policy.exec.workspace = WorkspaceExec::Allow);
+    let put = ExecRequest::new(["/bin/sh", "-c", "cat >asker; chmod 755 asker"]);
+    machine.exec(put, Stdin::Bytes(built("asker.c")));
+    // Two that live at once. The second says that it is the first, that it is nobody, and at last who it is.
+    let asking = |names: &str, then: &str| {
+        let script = format!("for name in {names}; do ./asker ${{name%-*}} /workspace/$name; done; {then}");
+        ExecRequest::new(["/bin/sh", "-c", &script])
+    };
+    let (hold, go) = rustix::pipe::pipe().unwrap();
+    let first = machine.begin(asking("2-first", "read line"), Stdin::Descriptor(hold));
+    wait_until("the first one's answer", PATIENCE, || first.stdout.text() == "0a\n");
+    let forged = "2-second 0-second 4000000000-second 3-second";
+    assert_eq!(machine.exec(asking(forged, ""), Stdin::Empty).text(), "0a\n".repeat(4));
+    drop(go);
+    first.wait();
+    let (_, record) = machine.finish();
+    let actors: Vec<u64> = record.asked.iter().map(|asked| asked["actor"].as_u64().unwrap()).collect();
+    assert_eq!(actors.len(), 5, "{:?}", record.asked);
+    assert_ne!(actors[0], actors[4], "the control: the two are told apart");
+    assert!(actors[1..].iter().all(|actor| *actor == actors[4]), "{actors:?}");
+}
+
+/// The last process that was made, by the kernel's own count; no process is made to ask for it.
+fn last_process(asker: &Going, ask: &mut File) -> u32 {
+    let before = asker.stdout.text().lines().count();
+    ask.write_all(b"?\n").unwrap();
+    wait_until("the last process", PATIENCE, || asker.stdout.text().lines().count() > before);
+    asker.stdout.text().lines().last().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_next_execs_process_is_there_before_it_is_asked_for_once_the_guest_is_idle() {
+    let machine = Machine::start("ahead", |_| {});
+    let (questions, ask) = rustix::pipe::pipe().unwrap();
+    let mut ask = File::from(ask);
+    let script = "while read line; do read a b c d last </proc/loadavg; echo $last; done";
+    let asker = machine.begin(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Descriptor(questions));
+    for _ in 0..3 {
+        let own: u32 = machine.sh("echo $$").text().trim().parse().unwrap();
+        wait_until("a process that nobody asked for", PATIENCE, || last_process(&asker, &mut ask) > own);
+        // Nothing else was made since: it is the next exec's.
+        let next: u32 = machine.sh("echo $$").text().trim().parse().unwrap();
+        assert_eq!(next, own + 1);
+    }
+    drop(ask);
+    asker.wait();
+    machine.finish();
 }

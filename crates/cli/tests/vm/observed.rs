@@ -307,7 +307,7 @@ fn lenient(init: &[u8]) -> Vec<u8> {
 pub(crate) struct Seen {
     pub(crate) report: RunReport,
     pub(crate) said: String,
-    console: String,
+    pub(crate) console: String,
     /// The command's own end; `None` where it was running still.
     pub(crate) code: Option<i32>,
     _out: tempfile::TempDir,

@@ -11,6 +11,8 @@ use std::path::Path;
 pub(crate) struct Record {
     pub(crate) events: Vec<Event>,
     pub(crate) facts: Vec<Fact>,
+    /// What the host decided on, in order: capability, resource, actor.
+    pub(crate) asked: Vec<Value>,
 }
 
 pub(crate) struct Fact {
@@ -38,7 +40,12 @@ impl Record {
             let value = serde_json::from_slice(&object).ok()?;
             Some(Fact { value })
         });
-        Record { facts: facts.collect(), events }
+        let asked = events.iter().filter(|event| event.actor == ActorId::HOST).filter_map(|event| {
+            let Payload::CapabilityRequest { reason, .. } = &event.payload else { return None };
+            let object = bundle.join("objects").join(reason.as_str().rsplit(' ').next()?);
+            serde_json::from_slice(&fs::read(object).ok()?).ok()
+        });
+        Record { facts: facts.collect(), asked: asked.collect(), events }
     }
 
     /// The facts of one kind.

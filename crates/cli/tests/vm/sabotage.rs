@@ -20,7 +20,7 @@ fn under(vmm: &str) -> Seen {
     let copy = dir.path().join("root");
     fs::copy(format!("/proc/self/fd/{}", taken.boot.root.file.as_raw_fd()), &copy).unwrap();
     fs::set_permissions(&copy, PermissionsExt::from_mode(0o666)).unwrap();
-    if vmm != "qemu-honest" {
+    if ["qemu-writable", "qemu-lying"].contains(&vmm) {
         taken.boot.root.file = File::options().read(true).write(true).open(&copy).unwrap();
     }
     taken.runtime.backend = Arc::new(QemuBackend::new(program, JailChoice::Auto).unwrap());
@@ -41,6 +41,29 @@ fn a_vmm_that_says_read_only_and_attaches_the_root_writable_is_killed() {
     assert_eq!(seen.report.verdict.as_str(), "KILLED", "{seen:?}");
     assert_eq!(seen.report.kill.reasons, ["writable_root"], "{seen:?}");
     assert!(seen.report.kill.absolute, "{seen:?}");
+}
+
+#[test]
+fn a_device_that_nobody_asked_for_ends_the_machine_before_it_counts_as_started() {
+    let seen = under("qemu-device");
+    assert_eq!(seen.report.verdict.as_str(), "FAILED", "{seen:?}");
+    assert!(seen.report.error.as_ref().is_some_and(|error| error.contains("virtio-balloon")), "{seen:?}");
+    assert_eq!((seen.said.as_str(), seen.code), ("", None), "nothing of the guest ran: {seen:?}");
+    assert!(seen.console.is_empty(), "the guest never began: {seen:?}");
+}
+
+/// A kernel that can't make one of the walls: the init says so and ends the machine, and nothing is executed.
+#[test]
+fn an_error_in_the_walls_ends_the_machine() {
+    for without in ["cgroup_disable=pids", "cgroup_disable=memory"] {
+        let seen = under(&format!("qemu-append-{without}"));
+        assert_eq!(seen.report.verdict.as_str(), "FAILED", "{seen:?}");
+        assert_eq!((seen.said.as_str(), seen.code), ("", None), "{without}: something ran: {seen:?}");
+        let error = seen.report.error.as_deref().unwrap_or_default();
+        assert!(error.contains("last words") && error.contains("failed to enable controllers"), "{error}");
+    }
+    // The control: with a word that takes no wall away, the same machine runs.
+    assert_spared(&under("qemu-append-hotcell_test_nothing"));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Hotcell is told to stop, or is killed itself.
 
-use crate::harness::{Job, Live, SOON, home, hotcell, verify, wait_until};
+use crate::harness::{Job, Live, SOON, home, hotcell, verify, vmms_of, wait_until};
 use rustix::process::Signal;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 fn running() -> Live {
@@ -89,4 +91,60 @@ fn a_killed_hotcell_leaves_no_machine_and_an_incomplete_record() {
     });
     outcome.assert_gone();
     assert_eq!(outcome.verify(), 3);
+}
+
+/// A cgroup whose processes no signal reaches, as it is with one that hangs in the kernel.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    /// `None` where the host has no freezer of version 1: that of version 2 lets SIGKILL through.
+    fn process(pid: i32) -> Option<Frozen> {
+        let dir = Path::new("/sys/fs/cgroup/freezer").join(format!("hotcell-test-{pid}"));
+        fs::create_dir(&dir).ok()?;
+        let frozen = Frozen(dir);
+        fs::write(frozen.0.join("cgroup.procs"), pid.to_string()).ok()?;
+        frozen.set("FROZEN");
+        Some(frozen)
+    }
+
+    fn set(&self, state: &str) {
+        let file = self.0.join("freezer.state");
+        fs::write(&file, state).unwrap();
+        wait_until("the freezer", SOON, || fs::read_to_string(&file).unwrap().trim() == state);
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_vmm_that_does_not_die_is_said_to_be_there_and_is_reaped_later() {
+    let live = running();
+    let pid = live.vmms()[0];
+    let Some(frozen) = Frozen::process(pid) else {
+        println!("NOT RUN: no freezer of version 1, or not root");
+        return;
+    };
+    let entry = live.registry_entry();
+    live.signal(Signal::INT);
+    let ledger = live.bundle().join("ledger.ames");
+    let before = fs::metadata(&ledger).unwrap().len();
+    wait_until("the first signal on record", SOON, || fs::metadata(&ledger).unwrap().len() > before);
+    live.signal(Signal::INT);
+    let outcome = live.wait();
+    assert_eq!((outcome.code, outcome.verdict()), (Some(99), "KILLED"), "{outcome:?}");
+    assert_eq!(outcome.report("/teardown/verified"), false, "{outcome:?}");
+    assert!(outcome.err().contains("MACHINE NOT KNOWN TO BE GONE"), "{outcome:?}");
+    // Killed already, and it goes as soon as it can.
+    assert!(entry.join("entry.json").exists(), "its entry is what the reaper has");
+    frozen.set("THAWED");
+    wait_until("the VMM's end", SOON, || vmms_of(&outcome.run_id).is_empty());
+    let reaped = hotcell().arg("reap").output().unwrap();
+    assert!(reaped.status.success(), "{reaped:?}");
+    assert!(!entry.exists());
+    assert_eq!(outcome.verify(), 0, "{outcome:?}");
 }

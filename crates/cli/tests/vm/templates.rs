@@ -3,6 +3,7 @@
 use crate::harness::{
     Job, Live, Outcome, PATIENCE, SOON, Slot, home, hotcell, verify, vmms_of, wait_until, warm_up,
 };
+use crate::images::{Built, folder};
 use crate::machine::{busybox, runtime};
 use hotcell_ledger::Digest;
 use hotcell_runtime::{ExecIo, ExecRequest, Stdin};
@@ -254,4 +255,60 @@ fn a_killed_maker_leaves_nothing_that_is_used_and_two_makers_make_one() {
 
 fn name_of(path: &Path) -> &str {
     path.file_name().unwrap().to_str().unwrap()
+}
+
+/// What a machine reads ahead while nobody speaks to it, and one that a run boots does not.
+#[test]
+fn a_machine_that_is_saved_has_read_programs_ahead_and_one_whose_run_waits_has_not() {
+    let dir = tempfile::tempdir().unwrap();
+    folder(dir.path(), &[("usr/bin/unused", 0o755, &"never executed\n".repeat(400_000))]);
+    let image = Built::from("ahead", &format!("dir:{}", dir.path().display()), &[]);
+    let cached = |job: Job| -> u64 {
+        let outcome = job.flags(["--image", &image.0]).run();
+        outcome.assert_allowed(0);
+        outcome.text().split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let ask = || Job::sh("grep ^Cached: /proc/meminfo");
+    let (cold, clone) = (cached(ask().flags(["--cold"])), cached(ask()));
+    assert!(clone > cold + 4000, "{clone} KiB of files in a clone's memory, {cold} in a fresh one's");
+}
+
+/// An image with Python, kept in the shared home: to put a Debian together takes minutes.
+fn python() -> Option<&'static str> {
+    const NAME: &str = "test-python";
+    warm_up();
+    let lock = fs::File::create(home().join("python")).unwrap();
+    lock.lock().unwrap();
+    if !home().join("state/images").join(NAME).exists() {
+        // Fetches the mirror's lists and no package.
+        let simulate =
+            Command::new("mmdebstrap").args(["--simulate", "--variant=minbase", "bookworm", "-"]).output();
+        if !simulate.is_ok_and(|output| output.status.success()) {
+            println!("NOT RUN: no mmdebstrap, or no mirror answers it");
+            return None;
+        }
+        let flags = ["--from", "debian:bookworm", "--include", "python3-minimal"];
+        let output = hotcell().args(["image", "build", NAME]).args(flags).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    Some(NAME)
+}
+
+/// Python seeds its generator from the kernel when it starts, in each clone anew; so it does its hashes of strings.
+#[test]
+fn two_clones_draw_different_numbers_in_python() {
+    let Some(image) = python() else { return };
+    let script = "import random; random.seed(7); print('seeded', random.random())
+random.seed(); print('random', random.random()); print('hash', hash('a')); print('system', random.SystemRandom().random())";
+    let fresh = "import random; print('fresh', random.random())";
+    let both = format!("python3 -c \"{script}\"; python3 -c \"{fresh}\"");
+    let outcomes: Vec<Outcome> = (0..2).map(|_| Job::sh(&both).flags(["--image", image]).run()).collect();
+    let ids: Vec<Option<String>> = outcomes.iter().map(template_of).collect();
+    assert!(ids[0].is_some() && ids[0] == ids[1], "two clones of one template: {ids:?}");
+    let [first, second] = [&outcomes[0], &outcomes[1]].map(|outcome| values(&outcome.text()));
+    assert_eq!(first.len(), 5, "{:?}", outcomes[0]);
+    for (name, value) in &first {
+        // The control: what is seeded alike is alike.
+        assert_eq!(second[name] == *value, name == "seeded", "{name}: {value} and {}", second[name]);
+    }
 }

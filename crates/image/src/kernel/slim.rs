@@ -187,6 +187,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_program_that_says_too_much_ends_the_build() {
+        let say =
+            |bytes: u64| run("sh", Command::new("sh").args(["-c", &format!("head -c {bytes} /dev/zero")]));
+        say(MAX_OUTPUT).unwrap();
+        let error = say(MAX_OUTPUT + 1).unwrap_err().to_string();
+        assert!(error.contains("more than 16777216 bytes"), "{error}");
+    }
+
+    #[test]
     fn only_names_of_kernel_sources_go_to_apt() {
         assert!(is_source_package("linux-source-6.1"));
         for bad in ["linux-source", "linux-source-x", "-o=x", "linux-source-6 x", "linux-image-6.1"] {

@@ -266,6 +266,8 @@ mod tests {
     fn a_machine_that_was_stopped_while_observers_armed_blinds_none() {
         let blind = |armed| Told::Blind { observer: "ram", armed, error: "the VMM has ended".into() };
         assert!(matches!(Posthumous::from(blind(false)), Posthumous::Over));
-        assert!(matches!(Posthumous::from(blind(true)), Posthumous::Blind(why) if why == "ram: the VMM has ended"));
+        assert!(
+            matches!(Posthumous::from(blind(true)), Posthumous::Blind(why) if why == "ram: the VMM has ended")
+        );
     }
 }
