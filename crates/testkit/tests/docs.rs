@@ -341,3 +341,22 @@ fn only_the_command_line_touches_the_environment() {
     assert_eq!(places(library, &touched), BTreeMap::new());
     assert!(!places(|name, _| name == "cli", &touched).is_empty(), "the check sees what it looks for");
 }
+
+#[test]
+fn the_page_of_attacks_names_every_program_there() {
+    let page = read("attacks/README.md");
+    let entries = std::fs::read_dir(root().join("attacks")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let programs: Vec<String> = names.filter(|name| name.ends_with(".c")).collect();
+    assert!(!programs.is_empty());
+    for program in programs {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{program}` |")));
+        let row = row.unwrap_or_else(|| panic!("attacks/README.md has no row for {program}"));
+        for user in code(row).into_iter().filter(|word| word.ends_with(".rs")) {
+            assert!(
+                read(&format!("crates/cli/tests/vm/{user}")).contains(&program),
+                "{user} does not use {program}"
+            );
+        }
+    }
+}

@@ -166,8 +166,14 @@ pub trait LiveVm: Send {
     /// tell: then nothing of its processes and its kernel is observed, and the record says so.
     fn memory(&self) -> Option<GuestMemory>;
 
-    /// Bytes that the VMM says were written to the root image; `None` where it does not answer.
+    /// How far into the root image, or anything else but the workspace disk, the VMM says that something was written;
+    /// `None` where it does not answer.
     fn root_bytes_written(&mut self) -> Option<u64>;
+
+    /// The same as of the last call, and asks again for the next one; `None` where no answer has come. Waits for nothing.
+    fn root_bytes_so_far(&mut self) -> Option<u64> {
+        None
+    }
 
     /// Why the VMM holds its guest back, where it does: it goes on no more, and says nothing. Waits for nothing.
     fn held_back(&mut self) -> Option<String> {

@@ -264,10 +264,20 @@ impl Taken {
 
     /// Runs a command; gives the report, what it said, and whether it came to its end.
     pub(crate) fn run(self, script: &str) -> Seen {
+        self.run_and(script, || ())
+    }
+
+    /// As [`run`](Taken::run), and does something else once the command has said its first word.
+    pub(crate) fn run_and(self, script: &str, then: impl FnOnce() + Send + 'static) -> Seen {
         let run_id = self.draft.run_id.clone();
         let run = self.runtime.start(self.draft.seal().unwrap(), self.boot);
         let said = Sink::default();
         let (stdin, go) = io::pipe().unwrap();
+        let go = Box::new(move || {
+            // A command that reads nothing has no use for it.
+            let _ = (&go).write_all(b"go\n");
+            then();
+        });
         let stdout = Box::new(Answering { said: said.clone(), go: Some(go) });
         let io = ExecIo { stdin: Stdin::Descriptor(stdin.into()), stdout: Some(stdout), ..ExecIo::default() };
         let exec = run.exec(ExecRequest::new(["/bin/sh", "-c", script]), io);
@@ -322,15 +332,14 @@ impl std::fmt::Debug for Seen {
 /// Collects what a command says, and answers the first of it: what it said has come then, whatever happens next.
 struct Answering {
     said: Sink,
-    go: Option<io::PipeWriter>,
+    go: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Write for Answering {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.said.write(bytes)?;
-        if let Some(mut go) = self.go.take() {
-            // A command that reads nothing has no use for it.
-            let _ = go.write_all(b"go\n");
+        if let Some(go) = self.go.take() {
+            go();
         }
         Ok(count)
     }

@@ -105,16 +105,18 @@ impl Driver<'_> {
         self.run.recorder.host(&HostFact::fault(stage, &error))
     }
 
-    /// A guest that the VMM holds back says nothing more, and it is not the guest's fault.
+    /// A guest that the VMM holds back says nothing more, and it is not the guest's fault. What the VMM counts of the root
+    /// image is looked at as well.
     pub(super) fn look_at_vmm(&mut self, now: Instant) -> Result<(), RecordError> {
         if now < self.look || self.state == State::Over {
             return Ok(());
         }
         self.look = now + TICK;
-        match self.run.vm.held_back() {
-            Some(why) => self.fault("VMM", &format!("the VMM stopped its guest: {why}")),
-            None => Ok(()),
+        if let Some(why) = self.run.vm.held_back() {
+            self.fault("VMM", &format!("the VMM stopped its guest: {why}"))?;
         }
+        let written = self.run.vm.root_bytes_so_far();
+        self.judge_root(written)
     }
 
     /// The operator stops the run: gently at first, at once where it is being stopped already.
@@ -138,14 +140,19 @@ impl Driver<'_> {
         }
     }
 
-    /// The root image is read-only to the guest. The device's own counter says whether that held.
+    /// The root image is read-only to the guest. The VMM's own counters say at the end whether that held.
     pub(super) fn check_root(&mut self) -> Result<(), RecordError> {
-        match self.run.vm.root_bytes_written() {
+        let written = self.run.vm.root_bytes_written();
+        self.judge_root(written)
+    }
+
+    fn judge_root(&mut self, written: Option<u64>) -> Result<(), RecordError> {
+        match written {
             None | Some(0) => Ok(()),
             Some(bytes) => self.run.recorder.host(&HostFact::Violation {
                 kind: ViolationKind::RootChanged,
                 subject: "root image".into(),
-                detail: format!("the VMM counts {bytes} bytes written to it"),
+                detail: format!("the VMM counts what was written to it, or to anything but the workspace, up to byte {bytes}"),
             }),
         }
     }

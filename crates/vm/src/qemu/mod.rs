@@ -52,6 +52,11 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a VMM whose control channel broke may take to end by itself, so that its own message can be told.
 const LAST_WORDS_DEADLINE: Duration = Duration::from_millis(500);
 
+/// What QEMU counts of each block node.
+const BLOCK_STATISTICS: &str = "query-blockstats";
+/// The nodes that the guest may write to.
+const WRITABLE_NODES: [&str; 2] = ["overlay", "overlay-file"];
+
 /// Starts QEMU microvms.
 #[derive(Clone, Debug)]
 pub struct QemuBackend {
@@ -434,9 +439,11 @@ impl LiveVm for QemuVm {
     }
 
     fn root_bytes_written(&mut self) -> Option<u64> {
-        let stats = self.qmp.as_mut()?.call("query-blockstats", json!({"query-nodes": true})).ok()?;
-        let root = stats.as_array()?.iter().find(|node| node["node-name"] == "root-file")?;
-        root["stats"]["wr_bytes"].as_u64()
+        written_elsewhere(&self.qmp.as_mut()?.call(BLOCK_STATISTICS, json!({"query-nodes": true})).ok()?)
+    }
+
+    fn root_bytes_so_far(&mut self) -> Option<u64> {
+        written_elsewhere(&self.qmp.as_mut()?.ask(BLOCK_STATISTICS, json!({"query-nodes": true}))?)
     }
 
     fn held_back(&mut self) -> Option<String> {
@@ -632,9 +639,32 @@ fn is_expected(kind: &str) -> bool {
     EXPECTED_DEVICES.contains(&kind) || kind.ends_with("-x86_64-cpu")
 }
 
+/// How far into any node but the workspace's something was written. Of a node QEMU counts no bytes, but where its
+/// last written one lies.
+fn written_elsewhere(statistics: &Value) -> Option<u64> {
+    let nodes = statistics.as_array()?.iter();
+    let others = nodes.filter(|node| !WRITABLE_NODES.iter().any(|name| node["node-name"] == *name));
+    others
+        .map(|node| node["stats"]["wr_highest_offset"].as_u64())
+        .try_fold(0, |most, one| Some(most.max(one?)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_to_any_node_but_the_workspace_counts() {
+        let node = |name: &str, end: u64| json!({"node-name": name, "stats": {"wr_bytes": 0, "wr_highest_offset": end}});
+        let all = |root: u64, other: u64| {
+            json!([node("overlay", 9), node("overlay-file", 9), node("root", root), node("x", other)])
+        };
+        for (root, other, counted) in [(0, 0, 0), (512, 0, 512), (0, 4608, 4608)] {
+            assert_eq!(written_elsewhere(&all(root, other)), Some(counted));
+        }
+        assert_eq!(written_elsewhere(&json!([{"node-name": "root", "stats": {}}])), None);
+        assert_eq!(written_elsewhere(&json!("no")), None);
+    }
 
     #[test]
     fn no_network_card_of_qemu_is_expected() {

@@ -1,4 +1,4 @@
-//! A small client of QEMU's control protocol: one command, one answer, a deadline.
+//! A small client of QEMU's control protocol: one command, one answer, a deadline; or one command, and its answer when it has come.
 //!
 //! QEMU runs hostile code's devices, so its answers are bounded and any oddity
 //! is an error; of asynchronous events the last few are kept for whoever waits for one.
@@ -44,12 +44,16 @@ pub(crate) struct Qmp {
     pending: Vec<u8>,
     events: VecDeque<Value>,
     deadline: Duration,
+    /// A command was sent whose answer nobody waits for and that has not come. Answers come in the order of commands.
+    asked: bool,
+    answered: Option<Value>,
 }
 
 impl Qmp {
     /// Greets; returns the VMM's version.
     pub(crate) fn open(stream: UnixStream, deadline: Duration) -> Result<(Qmp, String), QmpError> {
-        let mut qmp = Qmp { stream, pending: Vec::new(), events: VecDeque::new(), deadline };
+        let (pending, events) = (Vec::new(), VecDeque::new());
+        let mut qmp = Qmp { stream, pending, events, deadline, asked: false, answered: None };
         let greeting = qmp.line(Instant::now() + deadline)?;
         let version = &greeting["QMP"]["version"]["qemu"];
         let (Some(major), Some(minor), Some(micro)) =
@@ -104,16 +108,38 @@ impl Qmp {
         }
     }
 
+    /// The answer to what was asked so the last time, if it has come and nobody took it; asks again unless one is on its way.
+    /// Waits for nothing.
+    pub(crate) fn ask(&mut self, command: &str, arguments: Value) -> Option<Value> {
+        self.take_in();
+        let answer = self.answered.take();
+        if !self.asked
+            && let Ok(request) = request(command, arguments)
+        {
+            // One that can't be sent is to a VMM whose end others notice.
+            self.asked = self.stream.write_all(&request).is_ok();
+        }
+        answer
+    }
+
     /// The first of the events that have come and were not looked at yet that is `wanted`; waits for nothing.
     pub(crate) fn take_event(&mut self, wanted: impl Fn(&Value) -> bool) -> Option<Value> {
+        self.take_in();
+        std::mem::take(&mut self.events).into_iter().find(wanted)
+    }
+
+    /// Takes in what has come.
+    fn take_in(&mut self) {
         let mut chunk = [0; 4096];
         loop {
             while let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.pending.drain(..=end).collect();
-                if let Ok(event) = serde_json::from_slice::<Value>(&line)
-                    && event.get("event").is_some()
-                {
-                    self.keep(event);
+                match serde_json::from_slice::<Value>(&line) {
+                    Ok(event) if event.get("event").is_some() => self.keep(event),
+                    Ok(mut answer) if std::mem::take(&mut self.asked) => {
+                        self.answered = answer.get_mut("return").map(Value::take);
+                    }
+                    _ => {}
                 }
             }
             match recv(&self.stream, &mut chunk, RecvFlags::DONTWAIT) {
@@ -124,7 +150,6 @@ impl Qmp {
                 _ => break,
             }
         }
-        std::mem::take(&mut self.events).into_iter().find(wanted)
     }
 
     fn keep(&mut self, event: Value) {
@@ -140,6 +165,9 @@ impl Qmp {
             let mut answer = self.line(deadline)?;
             if answer.get("event").is_some() {
                 self.keep(answer);
+                continue;
+            }
+            if std::mem::take(&mut self.asked) {
                 continue;
             }
             if let Some(why) = answer["error"]["desc"].as_str() {
@@ -231,6 +259,30 @@ mod tests {
         }
         assert_eq!(taken.unwrap()["event"], "STOP");
         assert!(qmp.take_event(|_| true).is_none());
+    }
+
+    #[test]
+    fn what_was_asked_is_answered_later_and_is_no_answer_to_anything_else() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            theirs.write_all(GREETING.as_bytes()).unwrap();
+            let commands = io::BufRead::lines(io::BufReader::new(theirs.try_clone().unwrap()));
+            for (number, _) in commands.map_while(Result::ok).enumerate() {
+                let answer = format!("{{\"event\":\"RESUME\"}}\n{{\"return\":{number}}}\n");
+                theirs.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let (mut qmp, _) = Qmp::open(ours, Duration::from_secs(5)).unwrap();
+        assert_eq!(qmp.ask("first", json!({})), None);
+        assert_eq!(qmp.call("second", json!({})).unwrap(), 2, "what came before it is the first's");
+        assert_eq!(qmp.ask("third", json!({})), None);
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut answer = None;
+        while answer.is_none() && Instant::now() < end {
+            answer = qmp.ask("while none is on its way", json!({}));
+        }
+        assert_eq!(answer.unwrap(), 3);
+        assert_eq!(qmp.take_event(|_| true).unwrap()["event"], "RESUME");
     }
 
     #[test]
