@@ -55,6 +55,7 @@ static void answer(const char *line, FILE *to) {
         if (from) fclose(from);
     } else if (!strcmp(line, "settings")) {
         settings("/proc", 0, to);
+        if (!unlink("/run/hotcell/request") || !rename("/run/hotcell", "/run/other") || !chmod("/run/hotcell/request", 0)) fprintf(to, "REPLACED\n");
         fprintf(to, "settings: %s\n", refused > 100 ? "read-only" : "hardly any");
     } else if (!strcmp(line, "harm")) {
         if (mount("none", "/mnt", "tmpfs", 0, NULL) == 0) fprintf(to, "SERVICE MOUNTED\n");

@@ -97,15 +97,6 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
         Fatal::failed(format!("the record {bundle} is {}: {why}", verification.outcome().as_str()))
     })?;
     let verification = verified.verification();
-    let spec = args.from_run.join("spec.json");
-    let spec = std::fs::read(&spec).map_err(Fatal::failed)?;
-    let spec = RunDraft::from_spec_json(&spec).map_err(Fatal::failed)?;
-    if spec.image.root.to_hex() != image.details.root {
-        return Err(Fatal::failed(format!(
-            "the run used the root {}, and {} is now {}: what it asked for belongs to another image. Run again with this one",
-            spec.image.root, args.name, image.details.root
-        )));
-    }
     if !verification
         .note
         .as_ref()
@@ -114,6 +105,15 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
         return Err(Fatal::failed(
             "the record is signed by somebody whom Hotcell does not know: give the key with --key if you trust it",
         ));
+    }
+    let spec = args.from_run.join("spec.json");
+    let spec = std::fs::read(&spec).map_err(Fatal::failed)?;
+    let spec = RunDraft::from_spec_json(&spec).map_err(Fatal::failed)?;
+    if spec.image.root.to_hex() != image.details.root {
+        return Err(Fatal::failed(format!(
+            "the run used the root {}, and {} is now {}: what it asked for belongs to another image. Run again with this one",
+            spec.image.root, args.name, image.details.root
+        )));
     }
     let pending: Result<Vec<Pin>, _> =
         verification.derived.pending_rebuild.iter().map(|text| Pin::parse(text)).collect();

@@ -88,7 +88,7 @@ fn become_reaper(null: BorrowedFd<'_>, answer: BorrowedFd<'_>) -> Result<(), Fai
 fn enter_view() -> Result<(), Failure> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .doing(|| "make mounts private".into())?;
-    view::mount_proc()?;
+    view::complete()?;
     for own in crate::boot::OWN_MOUNTS {
         unmount(own, UnmountFlags::DETACH).doing(|| format!("unmount {own} from the workload's view"))?;
     }

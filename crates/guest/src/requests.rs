@@ -34,7 +34,7 @@ use std::time::Instant;
 const BACKLOG: i32 = 16;
 /// The largest message: a request with both texts at their limit, and its head.
 const MESSAGE_BYTES: usize = HEADER_LEN + 12 + MAX_RESOURCE + MAX_JUSTIFICATION;
-/// The name of the socket in its directory, which is root's: it can't be replaced.
+/// The name of the socket in its directory, which is read-only where the workload sees it: it can't be replaced.
 const NAME: &str = "request";
 
 /// Binds the socket where the workload sees it as `/run/hotcell/request`.

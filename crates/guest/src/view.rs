@@ -6,7 +6,8 @@
 //! /dev/pts    devpts    nosuid noexec          own instance
 //! /dev/shm    tmpfs     nosuid nodev noexec    limited
 //! /tmp        tmpfs     nosuid nodev noexec    limited
-//! /run        tmpfs     nosuid nodev noexec    root's; holds the request socket
+//! /run        tmpfs     nosuid nodev noexec    root's
+//! /run/hotcell tmpfs    ro nosuid nodev noexec the request socket
 //! /workspace  ext4      nosuid nodev [noexec]  the overlay disk
 //! /sys        sysfs     ro nosuid nodev noexec
 //! /proc       proc      nosuid nodev noexec    hidepid=invisible; mounted by the reaper
@@ -23,6 +24,7 @@ use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
 use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
 
 /// Where the workload's root is in PID 1's tree.
 pub(crate) const ROOT: &str = "/root";
@@ -110,8 +112,10 @@ pub(crate) fn allow_workspace_exec() -> Result<(), Failure> {
     mount_remount("/workspace", flags, "").doing(|| "let files on /workspace be executed".into())
 }
 
-/// `/proc` for the pid namespace of the calling process; what of it is the kernel's can only be read.
-pub(crate) fn mount_proc() -> Result<(), Failure> {
+/// What is the workload's mount namespace's own: `/proc` for the pid namespace of the calling process, and what a root
+/// service, whose files these are whatever capabilities it lacks, can only read of it: the kernel's part of `/proc`, and the
+/// request socket, which nobody replaces by one that answers in the host's name.
+pub(crate) fn complete() -> Result<(), Failure> {
     attach("proc", "/root/proc", "proc", HARDENED, "hidepid=invisible")?;
     let fail = || "look through the workload's /proc".to_owned();
     for entry in fs::read_dir("/root/proc").doing(fail)? {
@@ -120,14 +124,17 @@ pub(crate) fn mount_proc() -> Result<(), Failure> {
         // Of a process, or a link into one.
         let of_process = name.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit);
         if !of_process && (about.is_dir() || about.is_file() && about.mode() & 0o222 != 0) {
-            // The kernel's own: its owner is user 0, whatever capabilities that one lacks.
-            let path = entry.path();
-            mount_bind(&path, &path)
-                .and_then(|()| mount_remount(&path, MountFlags::BIND | MountFlags::RDONLY | HARDENED, ""))
-                .doing(|| format!("make {} read-only", path.display()))?;
+            make_read_only(&entry.path())?;
         }
     }
-    Ok(())
+    make_read_only(Path::new(REQUEST_DIRECTORY))
+}
+
+/// Only in this mount namespace.
+fn make_read_only(path: &Path) -> Result<(), Failure> {
+    mount_bind(path, path)
+        .and_then(|()| mount_remount(path, MountFlags::BIND | MountFlags::RDONLY | HARDENED, ""))
+        .doing(|| format!("make {} read-only", path.display()))
 }
 
 /// Mounts, and says what it was when it fails.

@@ -130,12 +130,14 @@ touch /run/mine 2>/dev/null || echo the workload writes nothing to run
     assert_eq!((&ended["how"], &ended["signal"]), (&"signalled".into(), &9.into()), "{ended}");
 }
 
-/// The kernel's settings are files of user 0: a program that the kernel starts by a path in them has every capability.
+/// The kernel's settings are files of user 0: a program that the kernel starts by a path in them has every capability. So is
+/// the request socket: another in its place would answer in the host's name.
 #[test]
-fn a_root_service_changes_no_setting_of_the_kernel() {
-    let outcome = served("settings").run(Job::sh(&ask(&["settings"])));
+fn a_root_service_changes_no_setting_of_the_kernel_and_no_request_socket() {
+    let script = ask(&["settings"]) + "hotcell-request file-write /workspace/x";
+    let outcome = served("settings").run(Job::sh(&script));
     outcome.assert_allowed(0);
-    assert_eq!(outcome.text(), "settings: read-only\ndone\n", "{outcome:?}");
+    assert_eq!(outcome.text(), "settings: read-only\ndone\nallow: write_tree\n", "{outcome:?}");
 }
 
 /// The service makes a command of what the workload says: another program of the image runs as root, which nobody declared.
