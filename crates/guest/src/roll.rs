@@ -25,26 +25,30 @@ const TICK_NS: u64 = 10_000_000;
 
 /// Tells of every process of these execs.
 pub(crate) fn answer(roll: u32, at_ns: u64, execs: &BTreeMap<u32, Exec>, channel: &mut Channel) {
-    let mut parts = Vec::new();
-    let mut listed = 0;
+    let mut all = Vec::new();
     for (&exec, live) in execs.iter().filter(|(_, live)| !live.is_own()) {
         let began = |pid: i32| Some((pid, began(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?));
-        let all: Vec<(i32, u64)> = live.processes().into_iter().filter_map(began).collect();
-        listed += all.len();
-        parts.extend(all.chunks(PER_CLAIM).map(|part| (exec, part.to_vec())));
+        all.push((exec, live.processes().into_iter().filter_map(began).collect()));
     }
-    let count = parts.len();
-    for (at, (exec, part)) in parts.into_iter().enumerate() {
-        let whole = listed <= MAX_LISTED;
-        let (number, of) = if whole { (at + 1, count) } else { (0, 0) };
-        let text = words(roll, number, of, at_ns, &part);
+    for (exec, text) in claims(roll, at_ns, &all) {
         let claim =
             Claim { kind: ClaimKind::Tool, subject: exec.into(), parent: 0, value: 0, text: text.as_bytes() };
         channel.send(0, &GuestFrame::Claim(claim));
-        if !whole {
-            return;
-        }
     }
+}
+
+/// What is told of these processes, by exec: all of them, or that they are too many.
+fn claims(roll: u32, at_ns: u64, all: &[(u32, Vec<(i32, u64)>)]) -> Vec<(u32, String)> {
+    let parts = all.iter().flat_map(|(exec, of)| of.chunks(PER_CLAIM).map(|part| (*exec, part)));
+    let parts: Vec<(u32, &[(i32, u64)])> = parts.collect();
+    let listed: usize = all.iter().map(|(_, of)| of.len()).sum();
+    if listed > MAX_LISTED {
+        let first = parts.first().map(|(exec, part)| (*exec, words(roll, 0, 0, at_ns, part)));
+        return first.into_iter().collect();
+    }
+    let count = parts.len();
+    let numbered = parts.into_iter().enumerate();
+    numbered.map(|(at, (exec, part))| (exec, words(roll, at + 1, count, at_ns, part))).collect()
 }
 
 fn words(roll: u32, number: usize, of: usize, at_ns: u64, part: &[(i32, u64)]) -> String {
@@ -83,6 +87,28 @@ mod tests {
         assert_eq!((began(""), began("7 (x) S")), (None, None));
         let own = fs::read_to_string("/proc/self/stat").unwrap();
         assert!(began(&own).is_some());
+    }
+
+    #[test]
+    fn so_many_processes_are_told_of_and_with_one_more_it_is_said_that_not_all_are() {
+        let of = |count: usize| {
+            let process = |number: usize| (number as i32 + 1, 7);
+            let (one, other): (Vec<_>, Vec<_>) = (0..count).map(process).partition(|(pid, _)| *pid <= 100);
+            claims(3, 9, &[(1, one), (2, other)])
+        };
+        let told = of(MAX_LISTED);
+        let named: usize = told.iter().map(|(_, text)| text.matches(":7").count()).sum();
+        assert_eq!((named, told.len()), (MAX_LISTED, 100_usize.div_ceil(60) + 924_usize.div_ceil(60)));
+        assert!(told.iter().enumerate().all(|(at, (exec, text))| {
+            *exec == if at < 2 { 1 } else { 2 }
+                && text.starts_with(&format!("processes 3 {}/{} at 9 ", at + 1, told.len()))
+        }));
+        let beyond = of(MAX_LISTED + 1);
+        assert!(
+            matches!(&beyond[..], [(1, text)] if text.starts_with("processes 3 0/0 at 9 ")),
+            "{beyond:?}"
+        );
+        assert!(of(0).is_empty());
     }
 
     #[test]

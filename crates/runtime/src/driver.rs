@@ -50,8 +50,6 @@ const TO_GUEST: usize = 4096;
 const STREAM_TO_GUEST: usize = 256;
 /// Longest working directory: the kernel's PATH_MAX.
 const MAX_CWD: usize = 4096;
-/// What observers may take for the first look, which reads the whole kernel; they need well below a second.
-const ARM_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a quiet run seals its open block.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -341,7 +339,8 @@ impl Driver<'_> {
                 self.destroyed("init", &format!("it did not become quiet within {limit:?}"))?;
             }
             State::Arming => {
-                self.fail("observe", &format!("the machine could not be observed within {ARM_PATIENCE:?}"))?;
+                let limit = self.run.runtime.patience.arm;
+                self.fail("observe", &format!("the machine could not be observed within {limit:?}"))?;
             }
             State::Looking => {
                 let what =
@@ -359,7 +358,7 @@ impl Driver<'_> {
         let Some(watch) = &self.watch else { return self.begin() };
         watch.arm();
         self.state = State::Arming;
-        self.deadline = Instant::now() + ARM_PATIENCE;
+        self.deadline = Instant::now() + self.run.runtime.patience.arm;
         Ok(())
     }
 

@@ -65,6 +65,8 @@ pub struct Patience {
     /// What the caller may take to read what is left, once the machine was stopped:
     /// output that nobody takes must not keep a run from its end.
     pub caller: Duration,
+    /// What observers may take for their first look, before anything of the workload runs.
+    pub arm: Duration,
 }
 
 /// Execs that were told to end have nothing to wait for but the kernel.
@@ -75,6 +77,8 @@ const QUIESCE_PATIENCE: Duration = Duration::from_secs(30);
 const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 /// A caller that reads at all takes what is left in far less.
 const CALLER_PATIENCE: Duration = Duration::from_secs(5);
+/// The first look reads the whole kernel, and needs well below a second for it.
+const ARM_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Default for Patience {
     fn default() -> Patience {
@@ -83,6 +87,7 @@ impl Default for Patience {
             quiesce: QUIESCE_PATIENCE,
             death: DEATH_PATIENCE,
             caller: CALLER_PATIENCE,
+            arm: ARM_PATIENCE,
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Geometry::read(disk)          once, before anything of the workload runs: where inodes are
-//!   └─ Reader::new(disk, &geometry)   one for each reading of the disk
+//!   └─ Reader::new(disk, &geometry, …) one for each reading of the disk
 //!        ├─ inode(number)             checked by its checksum
 //!        ├─ entries(&inode)           names of a directory, each block checked by its checksum
 //!        ├─ extents(number, &inode)   where the bytes of a file lie
@@ -29,7 +29,7 @@ const WINDOW: u64 = 64 * 1024;
 /// Windows kept: 8 MiB.
 const WINDOWS: u64 = 128;
 /// Structures that one reading may look at: 200 000 files need some 400 000.
-const MAX_METADATA_BLOCKS: u64 = 1 << 20;
+pub(super) const MAX_METADATA_BLOCKS: u64 = 1 << 20;
 /// Nodes of one file's block map: an honest file on the largest disk (64 GiB) has fewer than 50 000 leaves.
 const MAX_NODES: u32 = 65_536;
 /// Extents of one file.
@@ -292,9 +292,9 @@ pub(super) struct Reader<'a, D: Disk + ?Sized> {
 }
 
 impl<'a, D: Disk + ?Sized> Reader<'a, D> {
-    pub(super) fn new(disk: &'a D, geometry: &'a Geometry) -> Self {
+    pub(super) fn new(disk: &'a D, geometry: &'a Geometry, structures: u64) -> Self {
         let windows = (0..WINDOWS).map(|_| None).collect();
-        Reader { disk, geometry, windows, metadata_left: MAX_METADATA_BLOCKS }
+        Reader { disk, geometry, windows, metadata_left: structures }
     }
 
     pub(super) const ROOT: u32 = ROOT_INODE;

@@ -13,7 +13,7 @@
 //! | deeper, longer or more than the bounds | whatever is below is unlisted, and the judge is told where |
 //! | more to hash than this reading may | the largest files wait for the next reading, unchanged until then |
 
-use super::ext4::{Disk, DiskError, Extent, Geometry, Inode, Kind, Name, Reader};
+use super::ext4::{Disk, DiskError, Extent, Geometry, Inode, Kind, MAX_METADATA_BLOCKS, Name, Reader};
 use super::spelling::spell;
 use hotcell_ledger::Digest;
 use std::collections::{HashMap, HashSet};
@@ -73,6 +73,21 @@ pub struct Effort {
     pub hash_bytes: u64,
 }
 
+/// How much one reading may find, and look at. Whoever reads a run's disk takes the default.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Names that are listed.
+    pub names: usize,
+    /// Structures that are looked at.
+    pub structures: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds { names: MAX_NAMES, structures: MAX_METADATA_BLOCKS }
+    }
+}
+
 /// All names at one time, sorted.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
@@ -98,8 +113,23 @@ impl Listing {
         last: Option<&Listing>,
         effort: Effort,
     ) -> Result<Listing, DiskError> {
+        Listing::take_within(disk, geometry, last, effort, Bounds::default())
+    }
+
+    /// As [`Listing::take`], within other bounds.
+    ///
+    /// # Errors
+    /// As there; and more structures were to be looked at than the bounds allow.
+    pub fn take_within(
+        disk: &(impl Disk + ?Sized),
+        geometry: &Geometry,
+        last: Option<&Listing>,
+        effort: Effort,
+        bounds: Bounds,
+    ) -> Result<Listing, DiskError> {
         let mut walk = Walk {
-            reader: Reader::new(disk, geometry),
+            reader: Reader::new(disk, geometry, bounds.structures),
+            most_names: bounds.names,
             listing: Listing::default(),
             files: Vec::new(),
             seen: HashSet::new(),
@@ -115,7 +145,7 @@ impl Listing {
         listing.names.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         // Two names that are one: no kernel makes them.
         listing.names.dedup_by(|(a, _), (b, _)| a == b);
-        listing.settle(last);
+        listing.settle(last, bounds.names);
         Ok(listing)
     }
 
@@ -168,7 +198,7 @@ impl Listing {
     }
 
     /// What could not be read now counts as it was last.
-    fn settle(&mut self, last: Option<&Listing>) {
+    fn settle(&mut self, last: Option<&Listing>, most_names: usize) {
         if self.unread.len() > MAX_UNREAD {
             let worst = |kind| self.unread.iter().any(|(_, unread)| *unread == kind);
             let mut whole = Vec::new();
@@ -188,7 +218,7 @@ impl Listing {
                 || (damaged && self.get(path).is_none() && self.is_below_unread(path, carries));
             if missed
                 && !self.is_below_unread(path, |kind| kind == Unread::Bound)
-                && self.names.len() + carried.len() < MAX_NAMES
+                && self.names.len() + carried.len() < most_names
             {
                 carried.push((path.clone(), entry.clone()));
             }
@@ -213,6 +243,7 @@ struct Unhashed {
 /// One reading as it goes.
 struct Walk<'a, D: Disk + ?Sized> {
     reader: Reader<'a, D>,
+    most_names: usize,
     listing: Listing,
     files: Vec<Unhashed>,
     /// Directories that were entered: one that appears twice would never end.
@@ -235,7 +266,7 @@ impl<D: Disk + ?Sized> Walk<'_, D> {
                 continue;
             }
             let mut names: Vec<Name> = Vec::new();
-            let room = MAX_NAMES.saturating_sub(self.listing.names.len() + self.files.len());
+            let room = self.most_names.saturating_sub(self.listing.names.len() + self.files.len());
             let mut over = false;
             let read = self.reader.entries(&directory, |name| {
                 over |= names.len() >= room;

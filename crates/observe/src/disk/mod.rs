@@ -21,6 +21,7 @@ pub use compare::{Change, changes};
 pub use ext4::{Disk, DiskError, Geometry, Kind};
 pub use eye::{DiskObserver, MAX_INTERVAL, MIN_INTERVAL, REST};
 pub use listing::{
-    Effort, Entry, Listing, MAX_DEPTH, MAX_HOLES, MAX_NAMES, MAX_PATH, MAX_UNREAD, MOUNTED_AT, SPARSE, Unread,
+    Bounds, Effort, Entry, Listing, MAX_DEPTH, MAX_HOLES, MAX_NAMES, MAX_PATH, MAX_UNREAD, MOUNTED_AT,
+    SPARSE, Unread,
 };
 pub use scanner::{Explain, Explained, MAX_LISTED, MAX_LISTED_OF_RUN, MAX_UNEXPLAINED, Scanner};

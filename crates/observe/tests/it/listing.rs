@@ -3,7 +3,9 @@
 use crate::image::Image;
 use hotcell_decide::{Mutation, metadata_digest};
 use hotcell_ledger::{Digest, FileOp};
-use hotcell_observe::disk::{Change, Disk, Effort, Geometry, Kind, Listing, SPARSE, Unread, changes};
+use hotcell_observe::disk::{
+    Bounds, Change, Disk, DiskError, Effort, Geometry, Kind, Listing, SPARSE, Unread, changes,
+};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
@@ -208,6 +210,34 @@ fn what_lies_beyond_the_bounds_is_named() {
     let long = listing(&image);
     let [(place, why)] = long.unread() else { panic!("{:?}", long.unread()) };
     assert_eq!((place.len(), *why), (10 + 15 * 250, Unread::Bound));
+}
+
+#[test]
+fn so_many_names_are_listed_and_so_many_structures_looked_at() {
+    let image = Image::new(16, &[], |tree| {
+        for number in 0..20 {
+            fs::write(tree.join(number.to_string()), b"x").unwrap();
+        }
+    });
+    let file = image.file();
+    let geometry = Geometry::read(&file).unwrap();
+    let whole = listing(&image);
+    // The root, lost+found and the files.
+    let all = whole.entries().len();
+    assert_eq!(all, 22);
+    let within = |bounds| Listing::take_within(&file, &geometry, None, WHOLE, bounds);
+    let wide = Bounds::default();
+    let enough = within(Bounds { names: all, ..wide }).unwrap();
+    assert_eq!((enough.entries().len(), enough.unread().len()), (all, 0));
+    let less = within(Bounds { names: all - 1, ..wide }).unwrap();
+    assert_eq!(less.entries().len(), all - 1);
+    assert_eq!(less.unread(), [("/workspace".to_owned(), Unread::Bound)], "the judge is told");
+    let needed = (1..10_000).find(|structures| within(Bounds { structures: *structures, ..wide }).is_ok());
+    let needed = needed.unwrap();
+    assert!(needed > 22, "an inode for each name, {needed}");
+    let refused = within(Bounds { structures: needed - 1, ..wide });
+    assert!(matches!(refused, Err(DiskError::TooMuch { .. })), "{refused:?}");
+    assert_eq!(within(Bounds { structures: needed, ..wide }).unwrap().digest(), whole.digest());
 }
 
 #[test]

@@ -280,6 +280,26 @@ fn a_vmm_that_gets_more_than_it_had_is_killed_while_its_guest_runs() {
     }
 }
 
+#[test]
+fn a_machine_that_is_not_observed_in_time_fails_before_anything_runs() {
+    for arm in [std::time::Duration::ZERO, HANG] {
+        let process = SabotagedVmm::start("true");
+        let watched = Arc::clone(&process);
+        let watch = move || hotcell_vm::VmmWatch::begin(watched.process(), None).unwrap();
+        let machine = FakeMachine { vmm_stand_in: Some(Arc::new(watch)), ..FakeMachine::new(honest) };
+        let mut lab = Lab::with(machine);
+        lab.runtime.patience.arm = arm;
+        let (report, result) = lab.run(&["true"]);
+        if arm == HANG {
+            assert_allowed(&lab, &report);
+        } else {
+            assert_eq!(report.verdict, Verdict::Failed, "{report:?}");
+            assert!(report.error.as_ref().unwrap().contains("could not be observed within"), "{report:?}");
+            assert!(result.is_err(), "nothing ran: {result:?}");
+        }
+    }
+}
+
 struct SabotagedVmm(std::sync::Mutex<std::process::Child>);
 
 impl SabotagedVmm {

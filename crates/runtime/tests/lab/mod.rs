@@ -95,7 +95,13 @@ impl Lab {
             key: Arc::new(SigningKey::load_or_create(&dir.join("key")).unwrap()),
             clock: clock.clone(),
             boot_deadline: Duration::from_secs(20),
-            patience: Patience { stop: HANG / 2, quiesce: HANG / 2, death: HANG / 2, caller: HANG / 2 },
+            patience: Patience {
+                stop: HANG / 2,
+                quiesce: HANG / 2,
+                death: HANG / 2,
+                caller: HANG / 2,
+                arm: HANG / 2,
+            },
             advisor: None,
         };
         Lab { home, backend, runtime, clock }
@@ -104,7 +110,8 @@ impl Lab {
     /// For guests that do not answer: a test that expects an answer must not hurry it.
     pub(crate) fn impatient(mut self) -> Lab {
         let soon = Duration::from_millis(300);
-        self.runtime.patience = Patience { stop: soon, quiesce: soon, death: soon, caller: soon };
+        let arm = self.runtime.patience.arm;
+        self.runtime.patience = Patience { stop: soon, quiesce: soon, death: soon, caller: soon, arm };
         self
     }
 
