@@ -78,7 +78,7 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
         .and_then(|()| poll.watch(workload.events_fd(), Source::Workload))
         .doing(|| "watch the workload".into())?;
     let mut starter = Starter::new(view, filter);
-    starter.make_ahead();
+    starter.make_ahead(&poll);
     let port = open_channel()?;
     poll.watch(&port, Source::Channel).doing(|| "watch the channel".into())?;
     Ok(Booted { poll, port, starter, gate, reaper, workload, prepared, oom, listener })

@@ -12,7 +12,7 @@
 use crate::last::{Doing, Failure};
 use rustix::fs::{Mode, OFlags, open};
 use std::fs;
-use std::io::{self, Read, Seek};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -132,9 +132,11 @@ impl Events {
 
     /// Reading also arms the next event.
     fn is_empty(&mut self) -> bool {
-        let mut text = String::new();
-        let read = self.file.rewind().and_then(|()| self.file.read_to_string(&mut text));
-        read.is_ok() && field(&text, "populated") == 0
+        // The file has two short lines; one call, since it is asked at the end of every exec.
+        let mut text = [0; 128];
+        let count = rustix::io::pread(&self.file, &mut text, 0).unwrap_or(0);
+        let text = std::str::from_utf8(text.get(..count).unwrap_or_default()).unwrap_or_default();
+        value(text, "populated") == Some(0)
     }
 }
 
@@ -154,10 +156,10 @@ fn exec_in(text: &str) -> u32 {
     path.and_then(|path| path.split('/').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The number after `name` in a flat keyed file; 0 where there is none.
-fn field(text: &str, name: &str) -> u64 {
+/// The number after `name` in a flat keyed file.
+fn value(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    value?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -167,8 +169,8 @@ mod tests {
     #[test]
     fn flat_files_and_paths_are_read() {
         let events = "populated 1\nfrozen 0\n";
-        assert_eq!((field(events, "populated"), field(events, "frozen")), (1, 0));
-        assert_eq!(field("unpopulated 1\n", "populated"), 0);
+        assert_eq!((value(events, "populated"), value(events, "frozen")), (Some(1), Some(0)));
+        assert_eq!((value("unpopulated 1\n", "populated"), value("", "populated")), (None, None));
         assert_eq!(exec_in("0::/workload/17\n"), 17);
         assert_eq!(exec_in("0::/workload/17/18\n"), 17);
         assert_eq!(exec_in("0::/\n"), 0);

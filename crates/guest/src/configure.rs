@@ -24,6 +24,8 @@ pub(crate) struct Prepared {
     nonce: LockedPage,
     /// Bytes of memory that the machine has.
     memory_total: u64,
+    /// What the kernel calls itself.
+    pub(crate) kernel_release: String,
     now: Settings,
 }
 
@@ -50,6 +52,7 @@ impl Prepared {
             random: File::open("/dev/urandom").doing(|| "open /dev/urandom".into())?,
             nonce: LockedPage::new().doing(|| "lock a page for the nonce".into())?,
             memory_total,
+            kernel_release: rustix::system::uname().release().to_str().unwrap_or("unknown").into(),
             now,
         })
     }

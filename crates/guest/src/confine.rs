@@ -54,7 +54,7 @@ pub(crate) struct Plan<'a> {
 pub(crate) fn enter(plan: &Plan<'_>) -> Infallible {
     let (stage, errno) = match begin(plan) {
         Ok(None) => exit_now(NOT_STARTED),
-        Ok(Some(order)) => match confine(plan, &order) {
+        Ok(Some(order)) => match confine(&order) {
             Ok(()) => run(order),
             Err(failed) => failed,
         },
@@ -110,11 +110,10 @@ fn run_own(name: &CStr, run: impl FnOnce() -> i32) -> ! {
     exit_now(run())
 }
 
-fn confine(plan: &Plan<'_>, order: &Order) -> Result<(), (Stage, Errno)> {
+fn confine(order: &Order) -> Result<(), (Stage, Errno)> {
     become_user(order).map_err(|errno| (Stage::Confine, errno))?;
     let cwd = order.text.cwd.as_deref().unwrap_or(DEFAULT_CWD);
-    chdir(cwd).map_err(|errno| (Stage::Chdir, errno))?;
-    plan.filter.install().map_err(|error| (Stage::Confine, errno_of(&error)))
+    chdir(cwd).map_err(|errno| (Stage::Chdir, errno))
 }
 
 /// What is alike for all.
@@ -136,7 +135,9 @@ fn inherit(plan: &Plan<'_>) -> Result<(), Errno> {
     setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum: Some(hard) })?;
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     umask(Mode::from_raw_mode(0o022));
-    set_thread_groups(&[])
+    set_thread_groups(&[])?;
+    // Last: nothing that is refused by it is needed from here on, and the kernel takes long to compile it.
+    plan.filter.install().map_err(|error| errno_of(&error))
 }
 
 fn become_user(order: &Order) -> Result<(), Errno> {

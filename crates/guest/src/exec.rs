@@ -15,7 +15,6 @@ use crate::channel::Channel;
 use crate::confine::REPORT_LEN;
 use crate::limits::STDIN_CREDIT_STEP;
 use crate::oom::OomLog;
-use crate::poll::{Poll, Source};
 use crate::start::Started;
 use hotcell_sys::guest::Child;
 use hotcell_wire::{ExecEnd, ExecEnded, GuestFrame, STREAM_WINDOW, Stage, Stream};
@@ -68,10 +67,10 @@ pub(crate) struct BeyondCredit;
 
 impl Exec {
     /// Takes over a started child.
-    pub(crate) fn new(id: u32, started: Started, own: bool, poll: &Poll) -> Result<Exec, Errno> {
+    pub(crate) fn new(id: u32, started: Started, own: bool) -> Exec {
         let output =
             |pipe, stream| Output { pipe: Some(pipe), stream, readable: true, credit: STREAM_WINDOW };
-        let exec = Exec {
+        Exec {
             id,
             child: started.child,
             cgroup: started.cgroup,
@@ -90,22 +89,7 @@ impl Exec {
             stragglers: false,
             cgroup_empty: false,
             own,
-        };
-        poll.watch(&exec.child.pidfd, Source::Death(id))?;
-        poll.watch(exec.cgroup.events_fd(), Source::Cgroup(id))?;
-        if let Some(status) = &exec.status {
-            poll.watch(status, Source::Status(id))?;
         }
-        if let Some(stdin) = &exec.stdin.pipe {
-            poll.watch(stdin, Source::Stdin(id))?;
-        }
-        let sources = [Source::Stdout(id), Source::Stderr(id)];
-        for (output, source) in exec.outputs.iter().zip(sources) {
-            if let Some(pipe) = &output.pipe {
-                poll.watch(pipe, source)?;
-            }
-        }
-        Ok(exec)
     }
 
     /// Whether it runs the init's own program for good.
@@ -144,22 +128,20 @@ impl Exec {
         self.status = None;
     }
 
-    /// The first process is dead: the rest of its tree goes too.
-    pub(crate) fn hear_death(&mut self, channel: &mut Channel) {
+    /// The first process is dead; whether it left others, which the caller kills.
+    pub(crate) fn hear_death(&mut self, channel: &mut Channel) -> bool {
         if self.death.is_some() {
-            return;
+            return false;
         }
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        let Ok(Some(status)) = waitid(WaitId::PidFd(self.child.pidfd.as_fd()), options) else { return };
+        let Ok(Some(status)) = waitid(WaitId::PidFd(self.child.pidfd.as_fd()), options) else { return false };
         self.hear_status(channel);
         self.death = Some(status);
         self.stdin.pipe = None;
         self.stdin.buffer = VecDeque::new();
-        if !self.cgroup.is_empty() {
-            self.stragglers = true;
-            self.kill();
-        }
         self.hear_cgroup();
+        self.stragglers = !self.cgroup_empty;
+        self.stragglers
     }
 
     /// The cgroup may have become empty.

@@ -57,10 +57,9 @@ const REPORT: usize = HEADER_LEN + 44 + MAX_RESOURCE;
 
 const ALLOW_DIGESTS: u8 = 1;
 const ENFORCE: u8 = 2;
-const WARM: u8 = 6;
 const PERMIT: u8 = 3;
 const END: u8 = 4;
-const GONE: u8 = 5;
+const WARM: u8 = 5;
 
 /// PID 1's end.
 #[derive(Debug)]
@@ -71,6 +70,8 @@ pub(crate) struct Gate {
     group: ExecEvents,
     /// Digests sent so far; `None`: the list is complete, or there is none.
     listed: Option<usize>,
+    /// Execs that have no process any more, of which the gate was not told yet.
+    gone: Vec<u32>,
     pub(crate) readable: bool,
 }
 
@@ -95,7 +96,7 @@ impl Gate {
             exit_now(1)
         })
         .doing(|| "start the gate".into())?;
-        Ok(Gate { process, control, group: events, listed: Some(0), readable: false })
+        Ok(Gate { process, control, group: events, listed: Some(0), gone: Vec::new(), readable: false })
     }
 
     pub(crate) fn control(&self) -> BorrowedFd<'_> {
@@ -131,20 +132,23 @@ impl Gate {
         self.tell(&[ENFORCE, u8::from(workspace)])
     }
 
-    /// What the host's token for this exec allows; before its first process exists.
-    pub(crate) fn permit(&self, exec: u32, permit: Permit) -> Result<(), Failure> {
-        let spawn = u8::from(permit.spawn);
-        self.tell(&[&[PERMIT, spawn], exec.to_le_bytes().as_slice(), &permit.binary].concat())
+    /// What the host's token for this exec allows; before its first process has its order.
+    pub(crate) fn permit(&mut self, exec: u32, permit: Permit) -> Result<(), Failure> {
+        let mut message = vec![PERMIT, u8::from(permit.spawn)];
+        message.extend(exec.to_le_bytes());
+        message.extend(permit.binary);
+        message.extend(self.gone.drain(..).flat_map(u32::to_le_bytes));
+        self.tell(&message)
     }
 
-    /// The exec has ended: nothing of it executes any more.
+    /// The exec's first process has ended: nothing of its tree executes any more.
     pub(crate) fn end(&self, exec: u32) -> Result<(), Failure> {
         self.tell(&[&[END], exec.to_le_bytes().as_slice()].concat())
     }
 
-    /// The exec has no process any more.
-    pub(crate) fn gone(&self, exec: u32) -> Result<(), Failure> {
-        self.tell(&[&[GONE], exec.to_le_bytes().as_slice()].concat())
+    /// The exec has no process any more. Who is not there executes nothing: the gate is told with the next permit.
+    pub(crate) fn gone(&mut self, exec: u32) {
+        self.gone.push(exec);
     }
 
     /// Lets it read ahead until it has something to do.
@@ -236,16 +240,19 @@ impl Judge {
             Some((&ENFORCE, &[workspace])) => self.enforcing = Some(Enforcing { workspace: workspace != 0 }),
             Some((&PERMIT, rest)) => {
                 // One that can't be read is none, and nothing runs by it.
-                if let Some(([spawn, exec @ ..], binary)) = rest.split_first_chunk::<5>()
-                    && let Ok(binary) = <[u8; 32]>::try_from(binary)
+                if let Some(([spawn, exec @ ..], rest)) = rest.split_first_chunk::<5>()
+                    && let Some((&binary, gone)) = rest.split_first_chunk::<32>()
                 {
+                    for exec in gone.as_chunks::<4>().0 {
+                        self.permits.gone(u32::from_le_bytes(*exec));
+                    }
                     let permit = Permit { binary, spawn: *spawn != 0 };
                     self.permits.grant(u32::from_le_bytes(*exec), permit);
                 }
             }
-            Some((&kind @ (END | GONE), exec)) => {
+            Some((&END, exec)) => {
                 if let Ok(exec) = exec.try_into().map(u32::from_le_bytes) {
-                    if kind == GONE { self.permits.gone(exec) } else { self.permits.end(exec) }
+                    self.permits.end(exec);
                 }
             }
             _ => {}

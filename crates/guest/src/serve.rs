@@ -31,7 +31,6 @@ use hotcell_wire::{
     Configure, ExecBegin, ExecEnd, ExecEnded, FrameReader, GuestFrame, HostFrame, MAX_EXEC_TEXT, MAX_EXECS,
     MAX_TEXT, Program, Ready, Stage, Stream,
 };
-use rustix::fs::{Mode, OFlags, open, syncfs};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 use std::collections::BTreeMap;
@@ -130,7 +129,7 @@ impl Init {
         self.requests.pump(&mut self.channel, now);
         self.pump_gate();
         self.pump_execs();
-        self.end_execs()?;
+        self.end_execs(now);
         self.grow_quiet(now)?;
         self.channel.flush().doing(|| "write to the channel".into())?;
         self.tidy(now);
@@ -140,15 +139,18 @@ impl Init {
     /// What nobody waits for: it comes after all that somebody waits for was said, and the next process is forked
     /// only while nothing else happens.
     fn tidy(&mut self, now: Instant) {
-        if !self.ended.is_empty() {
-            self.ended.clear();
-            self.fork_ahead_at = Some(now + BEFORE_FORKING_AHEAD);
-        }
         if self.quiet != Quiet::No {
+            // The machine ends, and all that is left with it.
             self.fork_ahead_at = None;
-        } else if self.fork_ahead_at.is_some_and(|at| at <= now) {
+            return;
+        }
+        if !self.execs.is_empty() {
+            self.ended.clear();
+        }
+        if self.fork_ahead_at.is_some_and(|at| at <= now) {
             self.fork_ahead_at = None;
-            self.starter.make_ahead();
+            self.ended.clear();
+            self.starter.make_ahead(&self.poll);
         }
     }
 
@@ -198,9 +200,13 @@ impl Init {
             Source::Workload => {}
             Source::Status(id) => self.with_exec(id, Exec::hear_status),
             Source::Death(id) => {
-                // Before its tree is killed: what escapes that for a moment executes nothing any more.
-                self.gate.end(id)?;
-                self.with_exec(id, Exec::hear_death);
+                if let Some(exec) = self.execs.get_mut(&id)
+                    && exec.hear_death(&mut self.channel)
+                {
+                    // Before its tree is killed: what escapes that for a moment executes nothing any more.
+                    self.gate.end(id)?;
+                    exec.kill();
+                }
             }
             Source::Cgroup(id) => self.with_exec(id, |exec, _| exec.hear_cgroup()),
             Source::Stdout(id) => self.with_exec(id, |exec, _| exec.hear_output(Stream::Stdout)),
@@ -289,11 +295,8 @@ impl Init {
         }
         self.prepared.apply(configure, &self.workload, self.starter.view())?;
         self.configured = true;
-        let uname = rustix::system::uname();
-        let ready = Ready {
-            kernel_release: uname.release().to_str().unwrap_or("unknown"),
-            uptime_ns: configure::uptime_ns(),
-        };
+        let ready =
+            Ready { kernel_release: &self.prepared.kernel_release, uptime_ns: configure::uptime_ns() };
         self.channel.send(0, &GuestFrame::Ready(ready));
         Ok(())
     }
@@ -348,7 +351,7 @@ impl Init {
             return Err(Failure::new(format!("the host started exec {id} that it did not begin")));
         };
         if let Err((stage, errno)) = self.try_start(id, collecting)? {
-            self.gate.gone(id)?;
+            self.gate.gone(id);
             let ended = ExecEnded {
                 how: ExecEnd::NotStarted,
                 stage,
@@ -372,13 +375,12 @@ impl Init {
         // Before the process has its order, so that the gate knows it when it executes.
         self.gate.begin()?;
         self.gate.permit(id, permit)?;
-        let started = match self.starter.start(id, &Order { program, stdin, uid, gid, text }) {
+        let started = match self.starter.start(id, &Order { program, stdin, uid, gid, text }, &self.poll) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };
         let own = matches!(program, Program::Pack | Program::Unpack);
-        let exec = Exec::new(id, started, own, &self.poll).doing(|| format!("watch exec {id}"))?;
-        self.execs.insert(id, exec);
+        self.execs.insert(id, Exec::new(id, started, own));
         Ok(Ok(()))
     }
 
@@ -413,32 +415,34 @@ impl Init {
         }
     }
 
-    fn end_execs(&mut self) -> Result<(), Failure> {
+    fn end_execs(&mut self, now: Instant) {
         let waiting = self.execs.values().any(Exec::is_over);
         if !waiting {
-            return Ok(());
+            return;
         }
         for (&id, _) in self.execs.iter().filter(|(_, exec)| exec.is_over()) {
-            self.gate.gone(id)?;
+            self.gate.gone(id);
         }
         for (id, exec) in std::mem::take(&mut self.execs) {
             match exec.ended(&mut self.oom) {
                 Some(ended) => {
                     self.channel.send(id, &GuestFrame::ExecEnded(&ended));
                     self.ended.push(exec);
+                    self.fork_ahead_at = Some(now + BEFORE_FORKING_AHEAD);
                 }
                 None => {
                     self.execs.insert(id, exec);
                 }
             }
         }
-        Ok(())
     }
 
     fn quiesce(&mut self) -> Result<(), Failure> {
         if self.quiet == Quiet::No {
             self.quiet = Quiet::Wanted { deadline: Instant::now() + QUIESCE_PATIENCE };
-            self.workload.kill().doing(|| "kill the workload".into())?;
+            if !self.workload.is_empty() {
+                self.workload.kill().doing(|| "kill the workload".into())?;
+            }
         }
         Ok(())
     }
@@ -483,11 +487,8 @@ impl Init {
     }
 }
 
-/// Writes the workload's disk out and makes it read-only, for everybody.
+/// Makes the workload's disk read-only, for everybody; the kernel writes it out before that (`ext4_remount`).
 fn seal_workspace() -> Result<(), Errno> {
-    let root = open(WORKSPACE, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    syncfs(&root)?;
-    drop(root);
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount_remount(WORKSPACE, flags, "")
 }

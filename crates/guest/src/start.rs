@@ -1,7 +1,7 @@
 //! Starting an exec: a process that was forked ahead gets its order.
 //!
 //! ```text
-//! fork ─▶ confined as far as all are alike ─▶ waits ─order─▶ user, working directory, filter ─▶ program
+//! fork ─▶ confined as far as all are alike, with the filter ─▶ waits ─order─▶ user, working directory ─▶ program
 //!                                              └─ no order: ends
 //! ```
 //! What it guarantees: a child that exists was born in its exec's cgroup; one that could not
@@ -11,16 +11,15 @@
 use crate::cgroup::ExecCgroup;
 use crate::confine::{self, Plan, errno_of};
 use crate::limits::OWNER;
+use crate::poll::{Poll, Source};
 use hotcell_sys::guest::{Child, Filter, ForkPlan, Namespaces, fork, signal};
 use hotcell_wire::{ExecText, MAX_EXEC_TEXT, Program, Stage};
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fchown, fcntl_setfl};
 use rustix::io::{Errno, write};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use rustix::process::{WaitId, WaitIdOptions, waitid};
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use rustix::thread::{Gid, Uid};
-use rustix::time::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// PATH where the environment has none.
@@ -44,7 +43,7 @@ pub(crate) struct Order<Text = ExecText> {
     pub(crate) text: Text,
 }
 
-/// A child under way, and our ends of its pipes (all non-blocking).
+/// A child under way, and our ends of its pipes (all non-blocking). What they have to say is watched for.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) child: Child,
@@ -90,14 +89,19 @@ impl Starter {
     }
 
     /// Forks the process of the exec that the host will ask for next. Where that fails, the exec's start says why.
-    pub(crate) fn make_ahead(&mut self) {
+    pub(crate) fn make_ahead(&mut self, poll: &Poll) {
         if self.waiting.is_none() {
-            self.waiting = self.fork(self.last.saturating_add(1), false).ok();
+            self.waiting = self.fork(self.last.saturating_add(1), false, poll).ok();
         }
     }
 
     /// Starts an exec.
-    pub(crate) fn start(&mut self, exec: u32, order: &Order<Vec<u8>>) -> Result<Started, (Stage, Errno)> {
+    pub(crate) fn start(
+        &mut self,
+        exec: u32,
+        order: &Order<Vec<u8>>,
+        poll: &Poll,
+    ) -> Result<Started, (Stage, Errno)> {
         // All ones means "leave as it is" to the kernel, which is root too.
         let is_root = |id: u32| id == 0 || id == u32::MAX;
         let (uid, gid) = (order.uid, order.gid);
@@ -116,14 +120,14 @@ impl Starter {
                 if let Some(other) = other {
                     other.discard();
                 }
-                self.fork(exec, unpacker).map_err(|errno| (Stage::Spawn, errno))?
+                self.fork(exec, unpacker, poll).map_err(|errno| (Stage::Spawn, errno))?
             }
         };
         waiting.give(order).map_err(|errno| (Stage::Spawn, errno))
     }
 
-    /// `unpacker`: our own, which reads from a socket.
-    fn fork(&self, exec: u32, unpacker: bool) -> Result<Waiting, Errno> {
+    /// `unpacker`: our own, which reads from a socket. What is watched is so until it is closed.
+    fn fork(&self, exec: u32, unpacker: bool, poll: &Poll) -> Result<Waiting, Errno> {
         let cgroup = ExecCgroup::create(exec).map_err(|error| errno_of(&error))?;
         let (status, child_status) = pipe_with(PipeFlags::CLOEXEC)?;
         nonblocking(&status)?;
@@ -145,16 +149,38 @@ impl Starter {
         };
         let born_in = ForkPlan { cgroup: Some(cgroup.directory()), namespaces: Namespaces::Inherit };
         let child = fork(born_in, || confine::enter(&plan)).map_err(|error| errno_of(&error))?;
-        Ok(Waiting { exec, child, cgroup, order, status, stdin, stdout, stderr })
+        let waiting = Waiting { exec, child, cgroup, order, status, stdin, stdout, stderr };
+        match waiting.watch(poll) {
+            Ok(()) => Ok(waiting),
+            Err(errno) => {
+                waiting.discard();
+                Err(errno)
+            }
+        }
     }
 }
 
 impl Waiting {
+    fn watch(&self, poll: &Poll) -> Result<(), Errno> {
+        poll.watch(&self.child.pidfd, Source::Death(self.exec))?;
+        poll.watch(self.cgroup.events_fd(), Source::Cgroup(self.exec))?;
+        poll.watch(&self.status, Source::Status(self.exec))?;
+        poll.watch(&self.stdin, Source::Stdin(self.exec))?;
+        poll.watch(&self.stdout, Source::Stdout(self.exec))?;
+        poll.watch(&self.stderr, Source::Stderr(self.exec))
+    }
+
     fn lives(&self) -> bool {
-        let mut fds = [PollFd::new(&self.child.pidfd, PollFlags::IN)];
-        // Whoever may signal it, a root service of the image, may have stopped it.
-        let resumed = signal(self.child.pidfd.as_fd(), libc::SIGCONT as u8);
-        resumed.is_ok() && poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+        let changes =
+            WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::PidFd(self.child.pidfd.as_fd()), changes) {
+            Ok(None) => true,
+            // Whoever may signal it, a root service of the image, may have stopped it.
+            Ok(Some(change)) if WaitIdStatus::stopped(&change) => {
+                signal(self.child.pidfd.as_fd(), libc::SIGCONT as u8).is_ok()
+            }
+            _ => false,
+        }
     }
 
     /// Ends it. Its cgroup goes with it.
