@@ -88,6 +88,7 @@ impl Session {
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
             cache: self.home.cache().to_owned(),
+            digests: self.digests(),
             key: Arc::new(SigningKey::load_or_create(&self.home.key()).map_err(Fatal::failed)?),
             clock: Runtime::host_clock(),
             boot_deadline,

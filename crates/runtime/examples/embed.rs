@@ -3,7 +3,7 @@
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{Command, ImageRef, PolicyDraft, RunDraft};
 use hotcell_runtime::{ExecIo, MeasuredBoot, Patience, Runtime};
-use hotcell_vm::{AccelChoice, JailChoice, QemuBackend, Registry};
+use hotcell_vm::{AccelChoice, FileDigests, JailChoice, QemuBackend, Registry};
 use std::path::PathBuf;
 use std::{sync::Arc, time::Duration};
 
@@ -28,6 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         acceleration: AccelChoice::Auto.resolve()?,
         out: state.join("runs"),
         cache: state.join("cache"),
+        digests: FileDigests::remembered_in(&state.join("cache/digests")),
         key: Arc::new(SigningKey::load_or_create(&state.join("key"))?),
         clock: Runtime::host_clock(),
         boot_deadline: Duration::from_secs(120),

@@ -308,7 +308,7 @@ impl Registered {
         let spec_json = spec.to_json();
         let spec_digest = recorder.bundle().put_object(&spec_json)?;
         recorder.host_lifecycle(Payload::ProcessSpawn {
-            binary: own_digest(),
+            binary: own_digest(&self.runtime.digests),
             argv: spec_digest,
             cwd: NfcString::new("/"),
         })?;
@@ -656,15 +656,8 @@ pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// Digest of the running Hotcell executable; zero where it can't be read.
-fn own_digest() -> Digest {
-    use std::sync::OnceLock;
-    static OWN: OnceLock<Digest> = OnceLock::new();
-    *OWN.get_or_init(|| {
-        File::open("/proc/self/exe")
-            .ok()
-            .and_then(|file| Digest::of_reader(file).ok())
-            .unwrap_or(Digest::ZERO)
-    })
+fn own_digest(digests: &FileDigests) -> Digest {
+    digests.open(Path::new("/proc/self/exe")).map_or(Digest::ZERO, |own| own.digest)
 }
 
 /// Which layers can find something in this run, and on what they stand.

@@ -12,7 +12,9 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 use hotcell_decide::Verdict;
 use hotcell_ledger::{ClosedLedger, SigningKey};
 use hotcell_policy::SealedSpec;
-use hotcell_vm::{Acceleration, Registry, StartError, Template, TemplateError, TemplateStore, VmBackend};
+use hotcell_vm::{
+    Acceleration, FileDigests, Registry, StartError, Template, TemplateError, TemplateStore, VmBackend,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -39,6 +41,8 @@ pub struct Runtime {
     pub out: PathBuf,
     /// Cache folder for blank disks.
     pub cache: PathBuf,
+    /// What was hashed before; Hotcell's own executable is one of these files.
+    pub digests: FileDigests,
     /// Signs checkpoints.
     pub key: Arc<SigningKey>,
     /// Stamps the record.

@@ -8,7 +8,7 @@ use hotcell_policy::{EnvironmentBaseline, ImageRef, Manifest, PolicyDraft, RunDr
 use hotcell_runtime::{
     Exec, ExecIo, ExecRequest, ExecResult, MeasuredBoot, Patience, Run, RunReport, Runtime, Stdin,
 };
-use hotcell_vm::{AccelChoice, QemuBackend, Registry};
+use hotcell_vm::{AccelChoice, FileDigests, QemuBackend, Registry};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -64,6 +64,7 @@ pub(crate) fn runtime(out: &Path, boot_deadline: Duration) -> Runtime {
         acceleration: AccelChoice::Tcg.resolve().unwrap(),
         out: out.to_owned(),
         cache: home().join("cache"),
+        digests: FileDigests::remembered_in(&home().join("cache/digests")),
         key: Arc::new(SigningKey::load_or_create(&home().join("state/key")).unwrap()),
         clock: Runtime::host_clock(),
         boot_deadline,

@@ -9,7 +9,7 @@ use hotcell_runtime::{
     RunReport, Runtime, Stdin,
 };
 use hotcell_testkit::{FakeBackend, FakeGuest, FakeMachine, honest};
-use hotcell_vm::{Accel, Acceleration, Registry};
+use hotcell_vm::{Accel, Acceleration, FileDigests, Registry};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -92,6 +92,7 @@ impl Lab {
             acceleration: Acceleration { accel: Accel::Tcg, why: "a test".into() },
             out: dir.join("out"),
             cache: dir.join("cache"),
+            digests: FileDigests::remembered_in(&dir.join("cache/digests")),
             key: Arc::new(SigningKey::load_or_create(&dir.join("key")).unwrap()),
             clock: clock.clone(),
             boot_deadline: Duration::from_secs(20),

@@ -84,29 +84,15 @@ impl HostJail {
         let root = rustix::process::geteuid().is_root();
         let ways: &[Way] = if root { &[Way::Root, Way::DropThenUser] } else { &[Way::User] };
         let (mut bases, mut missing) = cgroup::bases();
-        if let Some((base, why)) = try_entering(program, &bases) {
+        // Neither needs the other, and a run waits for both.
+        let (mut jail, refused) = std::thread::scope(|scope| {
+            let entering = scope.spawn(|| try_entering(program, &bases));
+            (try_ways(program, ways), entering.join())
+        });
+        if let Some((base, why)) = refused.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             missing.extend(base.parts.iter().map(|&part| Missing { part, why: why.clone() }));
             bases.clear();
         }
-        let mut best: Option<HostJail> = None;
-        for &way in ways {
-            let jail = try_way(program, way);
-            let done = jail.missing.is_empty();
-            if best.as_ref().is_none_or(|best| best.missing.len() > jail.missing.len()) {
-                best = Some(jail);
-            }
-            if done {
-                break;
-            }
-        }
-        let mut jail = best.unwrap_or(HostJail {
-            way: Way::User,
-            namespaces: Vec::new(),
-            identity: false,
-            bases: Vec::new(),
-            missing: Vec::new(),
-            top: String::new(),
-        });
         jail.bases = bases;
         jail.top = top(program);
         jail.missing.extend(missing);
@@ -230,6 +216,29 @@ fn try_entering(program: &Path, bases: &[Base]) -> Option<(Base, String)> {
     }
     let left = removed.iter().find(|check| !check.gone)?;
     Some((all()?, format!("{} can't be removed: {}", left.what, left.detail)))
+}
+
+/// The way by which the host gives most.
+fn try_ways(program: &Path, ways: &[Way]) -> HostJail {
+    let mut best: Option<HostJail> = None;
+    for &way in ways {
+        let jail = try_way(program, way);
+        let done = jail.missing.is_empty();
+        if best.as_ref().is_none_or(|best| best.missing.len() > jail.missing.len()) {
+            best = Some(jail);
+        }
+        if done {
+            break;
+        }
+    }
+    best.unwrap_or(HostJail {
+        way: Way::User,
+        namespaces: Vec::new(),
+        identity: false,
+        bases: Vec::new(),
+        missing: Vec::new(),
+        top: String::new(),
+    })
 }
 
 /// Everything at once; where that fails, part by part.
