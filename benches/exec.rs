@@ -13,7 +13,7 @@ use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::SigningKey;
 use hotcell_policy::{EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft};
 use hotcell_runtime::{ExecIo, ExecRequest, MeasuredBoot, Patience, Run, Runtime};
-use hotcell_vm::{AccelChoice, JailChoice, QemuBackend, Registry};
+use hotcell_vm::{AccelChoice, FileDigests, JailChoice, QemuBackend, Registry};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +53,7 @@ fn runtime(home: &Path, out: &Path) -> Result<Runtime, Box<dyn Error>> {
         acceleration: AccelChoice::Auto.resolve()?,
         out: out.to_owned(),
         cache: home.join("cache"),
+        digests: FileDigests::remembered_in(&home.join("cache/digests")),
         key: Arc::new(SigningKey::load_or_create(&home.join("state/key"))?),
         clock: Runtime::host_clock(),
         boot_deadline: Duration::from_secs(120),

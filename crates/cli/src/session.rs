@@ -72,7 +72,7 @@ impl Session {
         let (reaped, backend) = std::thread::scope(|scope| {
             // What a dead owner left would take memory and disk from this run.
             let reaping = scope.spawn(|| registry.reap());
-            let backend = QemuBackend::new(program, jail);
+            let backend = QemuBackend::remembering(program, jail, self.home.cache(), self.digests());
             (reaping.join(), backend)
         });
         let reaped = reaped.map_err(|_| Fatal::failed("looking for what dead owners left panicked"))?;
@@ -84,7 +84,7 @@ impl Session {
         let boot_deadline = boot_deadline(acceleration.accel);
         Ok(Runtime {
             registry,
-            backend: Arc::new(backend.map_err(Fatal::failed)?.remembering(self.digests())),
+            backend: Arc::new(backend.map_err(Fatal::failed)?),
             acceleration,
             out: out.unwrap_or_else(|| self.home.runs()),
             cache: self.home.cache().to_owned(),

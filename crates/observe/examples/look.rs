@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         marked: Vec::new(),
         rules: ProcessRules::default(),
         shown: false,
+        cloned: false,
     });
     observer.prepare().expect("the kernel says what must be known");
     used_us();

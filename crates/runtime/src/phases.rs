@@ -167,6 +167,8 @@ pub(crate) struct Booted {
     pub(crate) kernel: Option<File>,
     /// What this machine's init keeps in its memory, and no other machine's.
     pub(crate) nonce: [u8; 32],
+    /// It goes on from a template.
+    pub(crate) cloned: bool,
 }
 
 /// The run is over, the machine may still be there.
@@ -426,6 +428,7 @@ impl Measured {
             timings,
             kernel: Some(kernel),
             nonce,
+            cloned: template.is_some(),
         };
         match recorded {
             Ok(()) => Ok(booted),

@@ -55,6 +55,7 @@ fn observers(run: &mut Booted) -> io::Result<Vec<Box<dyn Observer>>> {
             marked: [NONCE_MARK.as_slice(), &run.nonce].concat(),
             rules: process_rules(run),
             shown: run.recorder.shown().is_watched(),
+            cloned: run.cloned,
         })));
     }
     if let Some(disk) = run.vm.disk()? {

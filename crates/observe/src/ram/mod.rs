@@ -8,7 +8,7 @@
 //! | namespaces | each look | their state at ready |
 //! | the root's file system and disk, mounts | every second look | their state at ready |
 //! | the table of pids, what each processor runs | each look | the list of tasks |
-//! | the kernel's text and read-only data | each look where it was written to; else a part, all of it within [`PASS`] | their state at ready |
+//! | the kernel's text and read-only data | each look where it was written to; else a part, all of it within [`PASS`] | their state at ready, a clone's as its template left it |
 //! | the nonce in PID 1's memory | at ready | what the host sent |
 //!
 //! A list that changes while it is read is read again at once; one that can't be read in
@@ -65,12 +65,16 @@ pub struct RamPlan {
     pub rules: ProcessRules,
     /// Whether somebody looks on, who wants to see arguments.
     pub shown: bool,
+    /// Whether the machine goes on from a template: then its kernel's image is compared with what the template left.
+    pub cloned: bool,
 }
 
 /// Observes a machine's memory.
 pub struct RamObserver {
     plan: RamPlan,
     profile: Option<Profile>,
+    /// Where the kernel is and how its image was, where that was known before ready.
+    early: Option<(Mapping, Guard)>,
     armed: Option<(Mapping, TaskReader, Guard, State)>,
     torn: u32,
     /// Looks that saw all of it.
@@ -80,7 +84,7 @@ pub struct RamObserver {
 impl RamObserver {
     /// An observer of this memory.
     pub fn new(plan: RamPlan) -> RamObserver {
-        RamObserver { plan, profile: None, armed: None, torn: 0, whole: 0 }
+        RamObserver { plan, profile: None, early: None, armed: None, torn: 0, whole: 0 }
     }
 }
 
@@ -92,6 +96,10 @@ impl Observer for RamObserver {
     fn prepare(&mut self) -> Result<(), ObserveError> {
         let profile = Profile::load(&self.plan.kernel, &self.plan.kernel_digest, &self.plan.cache)
             .map_err(|error| ObserveError::Unprepared(error.to_string()))?;
+        if self.plan.cloned {
+            // Nothing but its init runs, and that takes as long as this. What fails is tried again, and said, at ready.
+            self.early = image(self.plan.source.as_ref(), &profile).ok();
+        }
         self.profile = Some(profile);
         Ok(())
     }
@@ -99,16 +107,13 @@ impl Observer for RamObserver {
     fn arm(&mut self, seen: &mut Sightings) -> Result<Armed, ObserveError> {
         let profile = self.profile.as_ref().ok_or_else(|| ObserveError::Unprepared("no profile".into()))?;
         let source = self.plan.source.as_ref();
-        let mapping = locate(source, profile).map_err(|error| ObserveError::Unprepared(error.to_string()))?;
+        let (mapping, guard) = self.early.take().map_or_else(|| image(source, profile), Ok)?;
         let space = Space::new(source, mapping);
         let mut reader = TaskReader::default();
         again(|| reader.sweep(&space, profile, &Places::default()).map(drop))?;
         let init = reader.tasks().iter().find(|task| task.process.pid == 1).cloned();
         let init = init.ok_or_else(|| ObserveError::Unprepared("the guest has no PID 1".into()))?;
         let places = again(|| places(&space, profile, init.mm))?;
-        let mut seed = [0; 32];
-        getrandom::fill(&mut seed).map_err(|error| ObserveError::Unprepared(error.to_string()))?;
-        let guard = Guard::new(&space, profile, seed).map_err(blind)?;
         let tables = space.u64(init.mm.wrapping_add(u64::from(profile.offsets.mm_pgd))).map_err(blind)?;
         let tables = space.physical(tables).map_err(blind)?;
         let nonce = find_nonce(&space, tables, &self.plan.marked).map_err(blind)?;
@@ -189,6 +194,15 @@ impl Observer for RamObserver {
             Err(Unseen::Told(error)) => Err(error),
         }
     }
+}
+
+/// Where the kernel is, and how its image is now.
+fn image(source: &dyn Source, profile: &Profile) -> Result<(Mapping, Guard), ObserveError> {
+    let mapping = locate(source, profile).map_err(|error| ObserveError::Unprepared(error.to_string()))?;
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).map_err(|error| ObserveError::Unprepared(error.to_string()))?;
+    let guard = Guard::new(&Space::new(source, mapping), profile, seed).map_err(blind)?;
+    Ok((mapping, guard))
 }
 
 /// Every process once, by its first thread.

@@ -95,6 +95,13 @@ struct Observed {
 
 impl Observed {
     fn new() -> Observed {
+        let (observed, found) = Observed::armed(false, |_| {});
+        assert_eq!(found, [ViolationKind::NotThisVm], "nothing else, and it has no nonce");
+        observed
+    }
+
+    /// What arming finds, where something happens between preparing and ready.
+    fn armed(cloned: bool, meanwhile: impl FnOnce(&mut Kernel)) -> (Observed, Vec<ViolationKind>) {
         let kernel = machine();
         let cache = tempfile::tempdir().unwrap();
         keep(&kernel.profile, cache.path());
@@ -108,13 +115,14 @@ impl Observed {
             marked: Vec::new(),
             rules: ProcessRules::default(),
             shown: false,
+            cloned,
         });
         observer.prepare().unwrap();
+        meanwhile(&mut machine.lock().unwrap().kernel);
         let mut seen = Sightings::default();
         let armed = observer.arm(&mut seen).unwrap();
         assert!(armed.basis.contains("3 tasks, 0 modules"), "{}", armed.basis);
-        assert_eq!(violations(seen), [ViolationKind::NotThisVm], "nothing else, and it has no nonce");
-        Observed { observer, machine, _cache: cache }
+        (Observed { observer, machine, _cache: cache }, violations(seen))
     }
 
     fn machine(&self) -> MutexGuard<'_, Machine> {
@@ -146,6 +154,18 @@ fn violations(seen: Sightings) -> Vec<ViolationKind> {
 /// The link by which a task points back.
 fn back(kernel: &Kernel) -> u64 {
     SHELL + u64::from(kernel.profile.offsets.task_tasks) + 8
+}
+
+#[test]
+fn a_clones_kernel_is_compared_with_its_templates_and_a_booted_one_with_itself_at_ready() {
+    let patch = |kernel: &mut Kernel| {
+        let entry = kernel.image(kernel.profile.symbols.entry_syscall);
+        kernel.number(entry + 0x10, 0xcccc_cccc);
+    };
+    let found = Observed::armed(true, patch).1;
+    assert_eq!(found, [ViolationKind::NotThisVm, ViolationKind::KernelTextChanged]);
+    assert_eq!(Observed::armed(true, |_| {}).1, [ViolationKind::NotThisVm]);
+    assert_eq!(Observed::armed(false, patch).1, [ViolationKind::NotThisVm], "the boot's own patching");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What this host gives, found out by trying, and the plan of one run's jail.
 
 use super::cgroup::{self, Base, HostShare, RunCgroups, TCG_OVERHEAD_MIB};
+use super::memory::Memory;
 use super::{Jail, Measured};
 use super::{Missing, Part};
 use crate::accel::Accel;
@@ -14,6 +15,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// What fails where a cgroup that could be made before can't be made now.
+pub(crate) const MAKE_CGROUPS: &str = "make the run's cgroups";
 /// First of the users that VMMs run as when Hotcell is started as root: one of
 /// 65 536, by the run's id. No distribution hands out numbers above 1 879 048 191
 /// and below 2 147 352 576 (systemd's table of users lists them as unused).
@@ -67,6 +70,8 @@ pub struct HostJail {
     missing: Vec<Missing>,
     /// The name in the root below which the program lies.
     top: String,
+    /// Where it was remembered rather than tried.
+    remembered: Option<Memory>,
 }
 
 const PLAIN: [(Namespace, Part); 6] = [
@@ -81,13 +86,48 @@ const PLAIN: [(Namespace, Part); 6] = [
 impl HostJail {
     /// Tries every part with this program as the one to be held. Nothing is executed.
     pub fn try_out(program: &Path) -> HostJail {
-        let root = rustix::process::geteuid().is_root();
-        let ways: &[Way] = if root { &[Way::Root, Way::DropThenUser] } else { &[Way::User] };
-        let (mut bases, mut missing) = cgroup::bases();
+        HostJail::try_bases(program, cgroup::bases())
+    }
+
+    /// The same, where it was not found in these surroundings before that the host gives everything; that is
+    /// remembered in `cache`.
+    pub fn try_out_remembering(program: &Path, cache: &Path) -> HostJail {
+        let (bases, missing) = cgroup::bases();
+        let memory = Memory::new(cache, program, &bases).filter(|_| missing.is_empty());
+        if let Some(memory) = memory.clone().filter(Memory::is_whole) {
+            let way = ways()[0];
+            return HostJail { bases, top: top(program), remembered: Some(memory), ..HostJail::whole(way) };
+        }
+        let jail = HostJail::try_bases(program, (bases, missing));
+        if let Some(memory) = memory.filter(|_| jail.missing.is_empty() && jail.way == ways()[0]) {
+            memory.remember();
+        }
+        jail
+    }
+
+    /// Forgets what was remembered; whether anything was.
+    pub(crate) fn forget(&self) -> bool {
+        self.remembered.as_ref().map(Memory::forget).is_some()
+    }
+
+    /// Everything that can be tried by this way.
+    fn whole(way: Way) -> HostJail {
+        HostJail {
+            way,
+            namespaces: PLAIN.map(|(kind, _)| kind).to_vec(),
+            identity: way != Way::User,
+            bases: Vec::new(),
+            missing: Vec::new(),
+            top: String::new(),
+            remembered: None,
+        }
+    }
+
+    fn try_bases(program: &Path, (mut bases, mut missing): (Vec<Base>, Vec<Missing>)) -> HostJail {
         // Neither needs the other, and a run waits for both.
         let (mut jail, refused) = std::thread::scope(|scope| {
             let entering = scope.spawn(|| try_entering(program, &bases));
-            (try_ways(program, ways), entering.join())
+            (try_ways(program), entering.join())
         });
         if let Some((base, why)) = refused.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
             missing.extend(base.parts.iter().map(|&part| Missing { part, why: why.clone() }));
@@ -142,7 +182,7 @@ impl HostJail {
             registration.record_cgroups(RunCgroups::planned(&self.bases, &plan.run_id))?;
         }
         let (cgroups, entrances) = RunCgroups::make(&self.bases, &plan.run_id, share)
-            .map_err(|source| StartError::Io { doing: "make the run's cgroups", source })?;
+            .map_err(|source| StartError::Io { doing: MAKE_CGROUPS, source })?;
         walls.cgroups = entrances;
         Ok((walls, cgroups))
     }
@@ -218,10 +258,15 @@ fn try_entering(program: &Path, bases: &[Base]) -> Option<(Base, String)> {
     Some((all()?, format!("{} can't be removed: {}", left.what, left.detail)))
 }
 
+/// The ways there are for this user, best first.
+fn ways() -> &'static [Way] {
+    if rustix::process::geteuid().is_root() { &[Way::Root, Way::DropThenUser] } else { &[Way::User] }
+}
+
 /// The way by which the host gives most.
-fn try_ways(program: &Path, ways: &[Way]) -> HostJail {
+fn try_ways(program: &Path) -> HostJail {
     let mut best: Option<HostJail> = None;
-    for &way in ways {
+    for &way in ways() {
         let jail = try_way(program, way);
         let done = jail.missing.is_empty();
         if best.as_ref().is_none_or(|best| best.missing.len() > jail.missing.len()) {
@@ -231,26 +276,12 @@ fn try_ways(program: &Path, ways: &[Way]) -> HostJail {
             break;
         }
     }
-    best.unwrap_or(HostJail {
-        way: Way::User,
-        namespaces: Vec::new(),
-        identity: false,
-        bases: Vec::new(),
-        missing: Vec::new(),
-        top: String::new(),
-    })
+    best.unwrap_or_else(|| HostJail { namespaces: Vec::new(), ..HostJail::whole(Way::User) })
 }
 
 /// Everything at once; where that fails, part by part.
 fn try_way(program: &Path, way: Way) -> HostJail {
-    let mut jail = HostJail {
-        way,
-        namespaces: Vec::new(),
-        identity: way != Way::User,
-        bases: Vec::new(),
-        missing: Vec::new(),
-        top: String::new(),
-    };
+    let mut jail = HostJail::whole(way);
     let rehearsed = |jail: &HostJail| {
         jail.walls(program, "probe", false)
             .map_err(|error| error.to_string())
@@ -261,7 +292,6 @@ fn try_way(program: &Path, way: Way) -> HostJail {
         let why = "this host maps no user that a VMM could run as".to_owned();
         jail.missing.push(Missing { part: Part::User, why });
     }
-    jail.namespaces = PLAIN.map(|(kind, _)| kind).to_vec();
     if rehearsed(&jail).is_ok() {
         return jail;
     }
@@ -391,14 +421,7 @@ mod tests {
 
     #[test]
     fn required_refuses_what_auto_says() {
-        let whole = HostJail {
-            way: Way::Root,
-            namespaces: Vec::new(),
-            identity: true,
-            bases: Vec::new(),
-            missing: Vec::new(),
-            top: String::new(),
-        };
+        let whole = HostJail::whole(Way::Root);
         assert_eq!(whole.promise().count(), Part::ALL.len());
         assert!(whole.clone().accept(JailChoice::Required).is_ok());
         let missing = vec![Missing { part: Part::MemoryLimit, why: "no cgroups here".into() }];
@@ -407,6 +430,31 @@ mod tests {
         assert!(lacking.clone().accept(JailChoice::Auto).is_ok());
         let refused = lacking.accept(JailChoice::Required).unwrap_err().to_string();
         assert!(refused.contains("memory limit (no cgroups here)"), "{refused}");
+    }
+
+    #[test]
+    fn a_whole_jail_is_remembered_and_nothing_less() {
+        let (cache, program) = (tempfile::tempdir().unwrap(), Path::new("/bin/sh"));
+        let file = cache.path().join("whole-jail");
+        let tried = HostJail::try_out_remembering(program, cache.path());
+        assert!(tried.remembered.is_none() && !tried.forget(), "the first is tried");
+        assert_eq!(file.exists(), tried.missing.is_empty(), "{:?}", tried.missing);
+        if !tried.missing.is_empty() {
+            eprintln!("NOT RUN: this host does not give the whole jail: {:?}", tried.missing);
+            return;
+        }
+        let known = HostJail::try_out_remembering(program, cache.path());
+        let what = |jail: &HostJail| {
+            (jail.way, jail.namespaces.clone(), jail.identity, jail.bases.clone(), jail.top.clone())
+        };
+        assert!(known.remembered.is_some() && known.missing.is_empty());
+        assert_eq!(what(&known), what(&tried));
+        let elsewhere = HostJail::try_out_remembering(Path::new("/bin/true"), cache.path());
+        assert!(elsewhere.remembered.is_none(), "another program is tried");
+        // What was remembered is now that other program's.
+        assert!(HostJail::try_out_remembering(program, cache.path()).remembered.is_none());
+        let known = HostJail::try_out_remembering(program, cache.path());
+        assert!(known.forget() && !file.exists());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The walls around the VMM process.
 //!
 //! ```text
-//!  HostJail::try_out ─▶ what this host gives, and what it lacks and why
+//!  HostJail::try_out ─▶ what this host gives, and what it lacks and why (a whole jail is remembered)
 //!        │ plan (one per run)                     │ promise
 //!        ▼                                        ▼
 //!  hotcell_sys::spawn_jailed ─▶ VMM ─/proc─▶ Measured ─ weaker than promised? ─▶ no machine
@@ -15,9 +15,11 @@
 mod cgroup;
 mod host;
 mod measure;
+mod memory;
 mod watch;
 
 pub(crate) use cgroup::{RunCgroups, members_of, remove_if_ours};
+pub(crate) use host::MAKE_CGROUPS;
 pub use host::{HostJail, JailChoice, JailRefused};
 pub use measure::Measured;
 pub use watch::{Breach, VmmWatch};

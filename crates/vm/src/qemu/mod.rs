@@ -17,7 +17,7 @@ pub use qmp::QmpError;
 
 use crate::backend::{LiveVm, StartError, StartFailed, VmBackend, VmPlan, VmmFacts};
 use crate::console::{Captured, Console};
-use crate::jail::{HostJail, Jail, JailChoice, JailRefused, RunCgroups, VmmWatch};
+use crate::jail::{HostJail, Jail, JailChoice, JailRefused, MAKE_CGROUPS, RunCgroups, VmmWatch};
 use crate::measured::FileDigests;
 use crate::memory::{GuestMemory, MemoryRegion};
 use crate::process::ProcessId;
@@ -76,10 +76,18 @@ impl QemuBackend {
         Ok(QemuBackend { program, jail, digests: FileDigests::default() })
     }
 
-    /// Takes the VMM's digest from memory where its file is the same.
-    #[must_use]
-    pub fn remembering(self, digests: FileDigests) -> QemuBackend {
-        QemuBackend { digests, ..self }
+    /// The same; what this host gives, and the VMM's digest, are taken from memory where they are known.
+    ///
+    /// # Errors
+    /// As [`QemuBackend::new`].
+    pub fn remembering(
+        program: PathBuf,
+        choice: JailChoice,
+        cache: &Path,
+        digests: FileDigests,
+    ) -> Result<QemuBackend, JailRefused> {
+        let jail = HostJail::try_out_remembering(&program, cache).accept(choice)?;
+        Ok(QemuBackend { program, jail, digests })
     }
 
     /// Digest of the VMM's executable; zero where it can't be read.
@@ -128,7 +136,7 @@ impl QemuBackend {
     ) -> Result<QemuVm, StartFailed> {
         let begun = Instant::now();
         let mut cgroups = RunCgroups::default();
-        match Parts::spawn(self, &mut registration, &mut cgroups, &plan, to_be_saved) {
+        let started = match Parts::spawn(self, &mut registration, &mut cgroups, &plan, to_be_saved) {
             Err(error) => {
                 let mut checks = vec![Check::never_started()];
                 checks.extend(cgroups.remove());
@@ -137,7 +145,22 @@ impl QemuBackend {
                 Err(StartFailed { error, teardown: registration.conclude(report) })
             }
             Ok(parts) => parts.finish_start(registration, cgroups, plan),
+        };
+        started.map_err(|failed| StartFailed { error: self.jail_failed(failed.error), ..failed })
+    }
+
+    /// A host that gives less than it did is tried anew by whoever starts next.
+    fn jail_failed(&self, error: StartError) -> StartError {
+        let of_jail = match &error {
+            StartError::Jail(_) | StartError::WeakJail(_) => true,
+            StartError::Io { doing, .. } => *doing == MAKE_CGROUPS,
+            _ => false,
+        };
+        if of_jail && self.jail.forget() {
+            let why = "this host gave more when it was tried out; that is forgotten, so run it again";
+            return StartError::NotBegun(format!("{error}: {why}"));
         }
+        error
     }
 }
 
