@@ -19,7 +19,7 @@ use crate::start::Starter;
 use crate::view::{self, attach, make_directory};
 use crate::{confine, syscalls};
 use hotcell_wire::CHANNEL_NAME;
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{Mode, OFlags, open, syncfs};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mount::MountFlags;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior, setpriority_process};
@@ -57,9 +57,11 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
     let null = reserve_low_descriptors()?;
     protect_self()?;
     load_modules()?;
-    view::build(&find_disk("root")?, &find_disk("overlay")?)?;
+    let (root, overlay) = (find_disk("root")?, find_disk("overlay")?);
+    view::build(&root, &overlay)?;
     hotcell_sys::guest::loopback_up().doing(|| "bring the loopback interface up".into())?;
     harden_kernel()?;
+    plain_disks(&[&root, &overlay]);
     let workload = Workload::create()?;
     let prepared = Prepared::new(&workload)?;
     let oom = OomLog::open()?;
@@ -79,6 +81,7 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
         .doing(|| "watch the workload".into())?;
     let mut starter = Starter::new(view, filter);
     starter.make_ahead(&poll);
+    write_out()?;
     let port = open_channel()?;
     poll.watch(&port, Source::Channel).doing(|| "watch the channel".into())?;
     Ok(Booted { poll, port, starter, gate, reaper, workload, prepared, oom, listener })
@@ -147,6 +150,22 @@ fn find_disk(serial: &str) -> Result<String, Failure> {
         let device = format!("/dev/{name}");
         fs::exists(&device).unwrap_or(false).then_some(device)
     })
+}
+
+/// What boot changed on the workload's disk is written now, and not by every machine that goes on from here.
+fn write_out() -> Result<(), Failure> {
+    let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(view::WORKSPACE, directory, Mode::empty()).and_then(syncfs).doing(|| "write /workspace out".into())
+}
+
+/// No queueing in the guest for disks that the host queues: each request would go through two more layers.
+fn plain_disks(devices: &[&str]) {
+    for name in devices.iter().filter_map(|device| device.strip_prefix("/dev/")) {
+        for (setting, value) in [("scheduler", "none"), ("wbt_lat_usec", "0")] {
+            // A kernel that has no such setting has no such layer.
+            let _ = fs::write(format!("/sys/block/{name}/queue/{setting}"), value);
+        }
+    }
 }
 
 fn open_channel() -> Result<OwnedFd, Failure> {

@@ -38,7 +38,7 @@ pub const BEFORE_READING_AHEAD: Duration = Duration::from_millis(20);
 /// How long nothing happens after an exec's end before the process of the next is forked: a run of one command ends
 /// within that.
 pub const BEFORE_FORKING_AHEAD: Duration = Duration::from_millis(20);
-/// How long quiescing waits for files that the kernel closes late.
+/// How long quiescing waits for a workload that was killed to be gone.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Memory that the workload never gets: kernel, init, page tables of boot.

@@ -1,8 +1,8 @@
-//! Two ioctl families: the random device and network interface flags.
+//! Three ioctl families: the random device, network interface flags, file systems.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Most entropy that one call credits, in bytes.
 const MAX_ENTROPY: usize = 64;
@@ -10,6 +10,8 @@ const MAX_ENTROPY: usize = 64;
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 /// `RNDRESEEDCRNG` of `linux/random.h`: `_IO('R', 0x07)`.
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
+/// `FIFREEZE` of `linux/fs.h`: `_IOWR('X', 119, int)`.
+const FIFREEZE: libc::c_ulong = 0xC004_5877;
 
 /// `struct rand_pool_info` with room for [`MAX_ENTROPY`] bytes.
 #[repr(C)]
@@ -35,6 +37,16 @@ pub fn credit_entropy(random: &File, bytes: &[u8; MAX_ENTROPY]) -> io::Result<()
     check(unsafe { libc::ioctl(random.as_raw_fd(), RNDADDENTROPY as _, &raw const pool) })?;
     // SAFETY: RNDRESEEDCRNG takes no argument.
     check(unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG as _) })
+}
+
+/// Writes out the file system that this file is on, its journal too, and stops every change of it from then on: whoever
+/// wants to change something waits.
+///
+/// # Errors
+/// The file system can't be written out or can't be stopped, or the caller is not root.
+pub fn freeze(file: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: FIFREEZE ignores its argument and touches no memory.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), FIFREEZE as _, 0) })
 }
 
 /// Brings the loopback interface up; the kernel then gives it its addresses.

@@ -12,7 +12,7 @@ mod secret;
 
 pub use fanotify::{ExecEvent, ExecEvents};
 pub use fork::{Child, ForkPlan, Namespaces, exit_now, fork, signal};
-pub use ioctl::{credit_entropy, loopback_up};
+pub use ioctl::{credit_entropy, freeze, loopback_up};
 pub use program::{
     ExecImage, adopt_stdio, close_from, close_on_exec, default_signals, read_raw, reap_automatically,
     write_raw,
