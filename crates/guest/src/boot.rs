@@ -10,7 +10,7 @@ use crate::cgroup::{self, Workload};
 use crate::configure::Prepared;
 use crate::gate::Gate;
 use crate::last::{Doing, Failure};
-use crate::limits::DEVICE_PATIENCE;
+use crate::limits::{DEVICE_PATIENCE, OWNER};
 use crate::oom::OomLog;
 use crate::poll::{Poll, Source};
 use crate::reaper::{self, Reaper};
@@ -63,7 +63,8 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
     harden_kernel()?;
     plain_disks(&[&root, &overlay]);
     let workload = Workload::create()?;
-    let prepared = Prepared::new(&workload)?;
+    let owner = owner()?;
+    let prepared = Prepared::new(&workload, owner)?;
     let oom = OomLog::open()?;
     let listener = requests::listen()?;
     let filter = syscalls::filter().doing(|| "compile the system call filter".into())?;
@@ -79,7 +80,7 @@ pub(crate) fn boot() -> Result<Booted, Failure> {
         .and_then(|()| poll.watch(&listener, Source::Listener))
         .and_then(|()| poll.watch(workload.events_fd(), Source::Workload))
         .doing(|| "watch the workload".into())?;
-    let mut starter = Starter::new(view, filter);
+    let mut starter = Starter::new(view, filter, owner);
     starter.make_ahead(&poll);
     write_out()?;
     let port = open_channel()?;
@@ -156,6 +157,15 @@ fn find_disk(serial: &str) -> Result<String, Failure> {
 fn write_out() -> Result<(), Failure> {
     let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     open(view::WORKSPACE, directory, Mode::empty()).and_then(syncfs).doing(|| "write /workspace out".into())
+}
+
+/// Whose the workload's disk will be, as the host said when it started the machine.
+fn owner() -> Result<(u32, u32), Failure> {
+    let line = fs::read_to_string("/proc/cmdline").doing(|| "read the kernel command line".into())?;
+    let named = line.split_ascii_whitespace().find_map(|word| word.strip_prefix("hotcell.owner="));
+    let Some(named) = named else { return Ok(OWNER) };
+    let numbers = named.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+    numbers.ok_or_else(|| Failure::new(format!("hotcell.owner={named} is not UID:GID")))
 }
 
 /// No queueing in the guest for disks that the host queues: each request would go through two more layers.

@@ -5,7 +5,7 @@
 
 use crate::cgroup::Workload;
 use crate::last::{Doing, Failure};
-use crate::limits::{LEAST_MEMORY_BYTES, OWNER, PIDS, RESERVE_BYTES, TMP_BYTES};
+use crate::limits::{LEAST_MEMORY_BYTES, PIDS, RESERVE_BYTES, TMP_BYTES};
 use crate::view;
 use hotcell_sys::guest::{ForkPlan, LockedPage, Namespaces, credit_entropy, exit_now, fork};
 use hotcell_wire::{Clock, Configure, NONCE_MARK};
@@ -40,10 +40,9 @@ struct Settings {
 
 impl Prepared {
     /// After the workload's view and its cgroup were made.
-    pub(crate) fn new(workload: &Workload) -> Result<Prepared, Failure> {
+    pub(crate) fn new(workload: &Workload, owner: (u32, u32)) -> Result<Prepared, Failure> {
         let memory_total = memory_total()?;
-        let now =
-            Settings { tmp_bytes: TMP_BYTES, pids: PIDS, memory_bytes: limit(memory_total, 0), owner: OWNER };
+        let now = Settings { tmp_bytes: TMP_BYTES, pids: PIDS, memory_bytes: limit(memory_total, 0), owner };
         workload.limit(now.pids, now.memory_bytes)?;
         view::own_workspace(now.owner.0, now.owner.1)?;
         // The first question after the time looks for how to ask it.

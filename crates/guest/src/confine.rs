@@ -9,7 +9,7 @@
 //! Who may call: `start` and `reaper`, in a fresh child.
 
 use crate::limits::OPEN_FILES;
-use crate::start::{Order, candidates};
+use crate::start::{Order, User, candidates};
 use hotcell_sys::guest::{
     ExecImage, Filter, adopt_stdio, close_from, default_signals, exit_now, read_raw, write_raw,
 };
@@ -48,13 +48,14 @@ pub(crate) struct Plan<'a> {
     pub(crate) order: BorrowedFd<'a>,
     pub(crate) view: BorrowedFd<'a>,
     pub(crate) filter: &'a Filter,
+    pub(crate) user: User,
 }
 
-/// Confines this process as far as all are alike, waits for its order, confines it for that, and runs it.
+/// Confines this process, waits for its order, and runs it.
 pub(crate) fn enter(plan: &Plan<'_>) -> Infallible {
     let (stage, errno) = match begin(plan) {
         Ok(None) => exit_now(NOT_STARTED),
-        Ok(Some(order)) => match confine(&order) {
+        Ok(Some(order)) => match settle(&order) {
             Ok(()) => run(order),
             Err(failed) => failed,
         },
@@ -67,7 +68,7 @@ pub(crate) fn enter(plan: &Plan<'_>) -> Infallible {
 
 /// `None`: there will be no order.
 fn begin(plan: &Plan<'_>) -> Result<Option<Order>, (Stage, Errno)> {
-    inherit(plan).map_err(|errno| (Stage::Confine, errno))?;
+    confine(plan).map_err(|errno| (Stage::Confine, errno))?;
     let bytes = read_raw(ORDER_NUMBER as i32).map_err(|error| (Stage::Spawn, errno_of(&error)))?;
     if bytes.is_empty() {
         return Ok(None);
@@ -110,14 +111,14 @@ fn run_own(name: &CStr, run: impl FnOnce() -> i32) -> ! {
     exit_now(run())
 }
 
-fn confine(order: &Order) -> Result<(), (Stage, Errno)> {
-    become_user(order).map_err(|errno| (Stage::Confine, errno))?;
+/// What its order says of where it runs; and lets go of the order.
+fn settle(order: &Order) -> Result<(), (Stage, Errno)> {
+    close_from(ORDER_NUMBER).map_err(|error| (Stage::Confine, errno_of(&error)))?;
     let cwd = order.text.cwd.as_deref().unwrap_or(DEFAULT_CWD);
     chdir(cwd).map_err(|errno| (Stage::Chdir, errno))
 }
 
-/// What is alike for all.
-fn inherit(plan: &Plan<'_>) -> Result<(), Errno> {
+fn confine(plan: &Plan<'_>) -> Result<(), Errno> {
     move_into_link_name_space(plan.view, Some(LinkNameSpaceType::Mount))?;
     adopt_stdio(&[plan.stdin, plan.stdout, plan.stderr, plan.status, plan.order])
         .map_err(|error| errno_of(&error))?;
@@ -136,13 +137,13 @@ fn inherit(plan: &Plan<'_>) -> Result<(), Errno> {
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     umask(Mode::from_raw_mode(0o022));
     set_thread_groups(&[])?;
+    become_user(plan.user)?;
     // Last: nothing that is refused by it is needed from here on, and the kernel takes long to compile it.
     plan.filter.install().map_err(|error| errno_of(&error))
 }
 
-fn become_user(order: &Order) -> Result<(), Errno> {
-    close_from(ORDER_NUMBER).map_err(|error| errno_of(&error))?;
-    let (uid, gid) = (Uid::from_raw(order.uid), Gid::from_raw(order.gid));
+fn become_user((uid, gid): User) -> Result<(), Errno> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_res_gid(gid, gid, gid)?;
     // From root to another user the kernel clears the effective and permitted sets, and makes the
     // process undumpable until it executes: nobody can trace it while it holds PID 1's memory.

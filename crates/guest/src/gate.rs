@@ -194,12 +194,20 @@ struct Judge {
     enforcing: Option<Enforcing>,
     /// Answers about inodes of the root image.
     kept: HashMap<u64, Answer>,
-    /// Digests of inodes of the root image that were read ahead.
-    known: HashMap<u64, [u8; 32]>,
+    /// Files of the root image that were read ahead, by inode.
+    known: HashMap<u64, Known>,
     /// What is still to be read ahead.
     ahead: Vec<Candidate>,
     buffer: Vec<u8>,
     untold: u32,
+}
+
+/// What a file holds.
+#[derive(Clone, Copy)]
+struct Known {
+    digest: [u8; 32],
+    /// The kernel asks for another file before it runs this one.
+    follows: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -289,11 +297,11 @@ impl Judge {
                 return answer;
             }
             let known = self.known.get(&there.ino()).copied();
-            let answer = match known.or_else(|| self.digest(event.file())) {
-                Some(digest) if self.list.contains(&digest) => {
-                    Answer { allow: true, rule: None, digest, follows: needs_another(event.file()) }
+            let answer = match known.or_else(|| self.read(event.file())) {
+                Some(Known { digest, follows }) if self.list.contains(&digest) => {
+                    Answer { allow: true, rule: None, digest, follows }
                 }
-                Some(digest) => refuse(ExecRule::Unknown, digest),
+                Some(Known { digest, .. }) => refuse(ExecRule::Unknown, digest),
                 None => return refuse(ExecRule::Unreadable, [0; 32]),
             };
             if self.kept.len() >= KEPT_ANSWERS {
@@ -302,9 +310,8 @@ impl Judge {
             self.kept.insert(there.ino(), answer);
             answer
         } else if there.dev() == self.workspace && workspace {
-            match self.digest(event.file()) {
-                Some(digest) => {
-                    let follows = needs_another(event.file());
+            match self.read(event.file()) {
+                Some(Known { digest, follows }) => {
                     Answer { allow: true, rule: Some(ExecRule::Workspace), digest, follows }
                 }
                 None => refuse(ExecRule::Unreadable, [0; 32]),
@@ -321,18 +328,21 @@ impl Judge {
         let Ok(there) = file.metadata() else { return };
         // The root image can't change, so what an inode of it holds is known for good.
         if there.dev() == self.root
-            && let Some(digest) = self.digest(&file)
+            && let Some(known) = self.read(&file)
             && candidate.program
         {
-            self.known.insert(there.ino(), digest);
+            self.known.insert(there.ino(), known);
         }
     }
 
-    fn digest(&mut self, mut file: &File) -> Option<[u8; 32]> {
+    fn read(&mut self, mut file: &File) -> Option<Known> {
         let mut hasher = blake3::Hasher::new();
         loop {
             match file.read(&mut self.buffer) {
-                Ok(0) => return Some(*hasher.finalize().as_bytes()),
+                Ok(0) => {
+                    let digest = *hasher.finalize().as_bytes();
+                    return Some(Known { digest, follows: needs_another(file) });
+                }
                 Ok(count) => hasher.update(self.buffer.get(..count)?),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(_) => return None,

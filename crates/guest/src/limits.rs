@@ -53,7 +53,8 @@ pub const RUN_BYTES: u64 = 4 * 1024 * 1024;
 pub const TMP_BYTES: u64 = 64 * 1024 * 1024;
 /// Processes until the host says otherwise.
 pub const PIDS: u32 = 256;
-/// User and group that own `/workspace` until the host says otherwise.
+/// User and group that own `/workspace`, and of the process that waits for the next order, where the kernel command line
+/// has no `hotcell.owner`.
 pub const OWNER: (u32, u32) = (1000, 1000);
 /// Inodes of a tmpfs per page of its size, at least: a million empty files cost
 /// kernel memory that the size limit does not count.

@@ -376,7 +376,7 @@ impl Init {
         // Before the process has its order, so that the gate knows it when it executes.
         self.gate.begin()?;
         self.gate.permit(id, permit)?;
-        let started = match self.starter.start(id, &Order { program, stdin, uid, gid, text }, &self.poll) {
+        let started = match self.starter.start(id, (uid, gid), &Order { program, stdin, text }, &self.poll) {
             Ok(started) => started,
             Err(failed) => return Ok(Err(failed)),
         };

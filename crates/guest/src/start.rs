@@ -1,7 +1,7 @@
 //! Starting an exec: a process that was forked ahead gets its order.
 //!
 //! ```text
-//! fork ─▶ confined as far as all are alike, with the filter ─▶ waits ─order─▶ user, working directory ─▶ program
+//! fork ─▶ confined, with user and filter ─▶ waits ─order─▶ working directory ─▶ program
 //!                                              └─ no order: ends
 //! ```
 //! What it guarantees: a child that exists was born in its exec's cgroup; one that could not
@@ -10,7 +10,6 @@
 
 use crate::cgroup::ExecCgroup;
 use crate::confine::{self, Plan, errno_of};
-use crate::limits::OWNER;
 use crate::poll::{Poll, Source};
 use hotcell_sys::guest::{Child, Filter, ForkPlan, Namespaces, fork, signal};
 use hotcell_wire::{ExecText, MAX_EXEC_TEXT, Program, Stage};
@@ -26,20 +25,21 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// A pipe of one stream window: a writer is not woken for every page.
 const PIPE_BYTES: usize = hotcell_wire::STREAM_WINDOW as usize;
-/// Bytes of an order before its texts: program, stdin, user, group.
-const ORDER_HEAD: usize = 10;
+/// Bytes of an order before its texts: program, stdin.
+const ORDER_HEAD: usize = 2;
 /// What a pipe takes as it is made (pipe(7)).
 const SMALL_PIPE: usize = 64 * 1024;
 /// A pipe that takes the largest order at once, so that PID 1 never waits for a child to read.
 const ORDER_PIPE: usize = (ORDER_HEAD + MAX_EXEC_TEXT).next_power_of_two();
+
+/// User and group.
+pub(crate) type User = (u32, u32);
 
 /// What the host asked for.
 #[derive(Debug)]
 pub(crate) struct Order<Text = ExecText> {
     pub(crate) program: Program,
     pub(crate) stdin: bool,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
     pub(crate) text: Text,
 }
 
@@ -58,6 +58,7 @@ pub(crate) struct Started {
 #[derive(Debug)]
 struct Waiting {
     exec: u32,
+    user: User,
     child: Child,
     cgroup: ExecCgroup,
     order: OwnedFd,
@@ -74,14 +75,16 @@ pub(crate) struct Starter {
     view: OwnedFd,
     /// The seccomp filter.
     filter: Filter,
+    /// Whose process is forked ahead.
+    usual: User,
     waiting: Option<Waiting>,
     /// The highest number of an exec that was started.
     last: u32,
 }
 
 impl Starter {
-    pub(crate) fn new(view: OwnedFd, filter: Filter) -> Starter {
-        Starter { view, filter, waiting: None, last: 0 }
+    pub(crate) fn new(view: OwnedFd, filter: Filter, usual: User) -> Starter {
+        Starter { view, filter, usual, waiting: None, last: 0 }
     }
 
     pub(crate) fn view(&self) -> BorrowedFd<'_> {
@@ -91,7 +94,7 @@ impl Starter {
     /// Forks the process of the exec that the host will ask for next. Where that fails, the exec's start says why.
     pub(crate) fn make_ahead(&mut self, poll: &Poll) {
         if self.waiting.is_none() {
-            self.waiting = self.fork(self.last.saturating_add(1), false, poll).ok();
+            self.waiting = self.fork(self.last.saturating_add(1), self.usual, false, poll).ok();
         }
     }
 
@@ -99,12 +102,13 @@ impl Starter {
     pub(crate) fn start(
         &mut self,
         exec: u32,
+        user: User,
         order: &Order<Vec<u8>>,
         poll: &Poll,
     ) -> Result<Started, (Stage, Errno)> {
         // All ones means "leave as it is" to the kernel, which is root too.
         let is_root = |id: u32| id == 0 || id == u32::MAX;
-        let (uid, gid) = (order.uid, order.gid);
+        let (uid, gid) = user;
         let allowed = match order.program {
             Program::Service => uid == 0 && gid == 0,
             Program::Argv | Program::Unpack | Program::Pack => !is_root(uid) && !is_root(gid),
@@ -115,26 +119,28 @@ impl Starter {
         self.last = self.last.max(exec);
         let unpacker = order.program == Program::Unpack;
         let waiting = match self.waiting.take() {
-            Some(waiting) if waiting.exec == exec && !unpacker && waiting.lives() => waiting,
+            Some(waiting) if (waiting.exec, waiting.user) == (exec, user) && !unpacker && waiting.lives() => {
+                waiting
+            }
             other => {
                 if let Some(other) = other {
                     other.discard();
                 }
-                self.fork(exec, unpacker, poll).map_err(|errno| (Stage::Spawn, errno))?
+                self.fork(exec, user, unpacker, poll).map_err(|errno| (Stage::Spawn, errno))?
             }
         };
         waiting.give(order).map_err(|errno| (Stage::Spawn, errno))
     }
 
     /// `unpacker`: our own, which reads from a socket. What is watched is so until it is closed.
-    fn fork(&self, exec: u32, unpacker: bool, poll: &Poll) -> Result<Waiting, Errno> {
+    fn fork(&self, exec: u32, user: User, unpacker: bool, poll: &Poll) -> Result<Waiting, Errno> {
         let cgroup = ExecCgroup::create(exec).map_err(|error| errno_of(&error))?;
         let (status, child_status) = pipe_with(PipeFlags::CLOEXEC)?;
         nonblocking(&status)?;
         let (child_order, order) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (child_stdin, stdin) = if unpacker { socket()? } else { pipe()? };
-        let (stdout, child_stdout) = pipe()?;
-        let (stderr, child_stderr) = pipe()?;
+        let (child_stdin, stdin) = if unpacker { socket()? } else { pipe(user)? };
+        let (stdout, child_stdout) = pipe(user)?;
+        let (stderr, child_stderr) = pipe(user)?;
         for ours in [&stdin, &stdout, &stderr] {
             nonblocking(ours)?;
         }
@@ -146,10 +152,11 @@ impl Starter {
             order: child_order.as_fd(),
             view: self.view(),
             filter: &self.filter,
+            user,
         };
         let born_in = ForkPlan { cgroup: Some(cgroup.directory()), namespaces: Namespaces::Inherit };
         let child = fork(born_in, || confine::enter(&plan)).map_err(|error| errno_of(&error))?;
-        let waiting = Waiting { exec, child, cgroup, order, status, stdin, stdout, stderr };
+        let waiting = Waiting { exec, user, child, cgroup, order, status, stdin, stdout, stderr };
         match waiting.watch(poll) {
             Ok(()) => Ok(waiting),
             Err(errno) => {
@@ -191,11 +198,6 @@ impl Waiting {
 
     fn give(self, order: &Order<Vec<u8>>) -> Result<Started, Errno> {
         let Waiting { child, cgroup, order: pipe, status, stdin, stdout, stderr, .. } = self;
-        if (order.uid, order.gid) != OWNER {
-            for ours in [&stdin, &stdout, &stderr] {
-                fchown(ours, Some(Uid::from_raw(order.uid)), Some(Gid::from_raw(order.gid)))?;
-            }
-        }
         let bytes = order.encode();
         if bytes.len() > SMALL_PIPE {
             fcntl_setpipe_size(&pipe, ORDER_PIPE)?;
@@ -213,22 +215,18 @@ impl Waiting {
 impl Order<Vec<u8>> {
     fn encode(&self) -> Vec<u8> {
         let head = [self.program as u8, u8::from(self.stdin)];
-        [&head, &self.uid.to_le_bytes()[..], &self.gid.to_le_bytes(), &self.text].concat()
+        [&head[..], &self.text].concat()
     }
 }
 
 impl Order {
     /// What PID 1 wrote to the pipe.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Order> {
-        let (&[program, stdin], rest) = bytes.split_first_chunk()?;
-        let (&uid, rest) = rest.split_first_chunk()?;
-        let (&gid, text) = rest.split_first_chunk()?;
+        let (&[program, stdin], text) = bytes.split_first_chunk::<ORDER_HEAD>()?;
         let programs = [Program::Argv, Program::Unpack, Program::Pack, Program::Service];
         Some(Order {
             program: programs.into_iter().find(|known| *known as u8 == program)?,
             stdin: stdin != 0,
-            uid: u32::from_le_bytes(uid),
-            gid: u32::from_le_bytes(gid),
             text: ExecText::decode(text).ok()?,
         })
     }
@@ -248,10 +246,10 @@ pub(crate) fn candidates(name: &[u8], env: &[Vec<u8>]) -> Vec<Vec<u8>> {
     path.split(|&byte| byte == b':').map(join).collect()
 }
 
-/// A pipe that the workload's user owns: who opens `/dev/stdout` anew needs that.
-fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
+/// A pipe that the exec's user owns: who opens `/dev/stdout` anew needs that.
+fn pipe((uid, gid): User) -> Result<(OwnedFd, OwnedFd), Errno> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    fchown(&write, Some(Uid::from_raw(OWNER.0)), Some(Gid::from_raw(OWNER.1)))?;
+    fchown(&write, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
     fcntl_setpipe_size(&write, PIPE_BYTES)?;
     Ok((read, write))
 }

@@ -54,6 +54,10 @@ pub(crate) fn candidates(root: &Path, device: u64) -> Vec<Candidate> {
             }
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 let Ok(there) = entry.metadata() else { continue };
+                if there.is_symlink() {
+                    // The kernel keeps where it leads.
+                    let _ = fs::read_link(entry.path());
+                }
                 let name = entry.file_name();
                 let name = name.to_string_lossy();
                 let wanted = if program { there.mode() & 0o111 != 0 } else { name.contains(".so") };

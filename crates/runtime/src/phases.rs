@@ -97,6 +97,7 @@ impl MeasuredBoot {
             memory_mib: limits.memory_mib,
             acceleration: runtime.acceleration.clone(),
             kernel_args: spec.kernel_args().to_vec(),
+            owner: self.owner,
             template: self.template,
         })
     }

@@ -55,6 +55,8 @@ pub struct VmPlan {
     pub acceleration: Acceleration,
     /// Words appended to the kernel command line.
     pub kernel_args: Vec<String>,
+    /// User and group that most of what runs there has: the guest makes a process of theirs ready.
+    pub owner: (u32, u32),
     /// The template that the machine goes on from; without one it boots from scratch.
     pub template: Option<Template>,
 }
@@ -82,6 +84,7 @@ impl VmPlan {
             memory_mib: self.memory_mib,
             acceleration: self.acceleration.clone(),
             kernel_args: self.kernel_args.clone(),
+            owner: self.owner,
             template: None,
         })
     }

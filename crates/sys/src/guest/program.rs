@@ -28,6 +28,10 @@ impl ExecImage {
     pub fn execute(&self) -> Errno {
         let mut worst = Errno::NOENT;
         for program in &self.candidates {
+            // To ask first is cheap; an execve that fails has made a new address space before it looks.
+            if self.candidates.len() > 1 && is_absent(program) {
+                continue;
+            }
             match self.execute_one(program) {
                 Errno::NOENT | Errno::NOTDIR => {}
                 Errno::ACCESS => worst = Errno::ACCESS,
@@ -43,6 +47,13 @@ impl ExecImage {
         unsafe { libc::execve(program.as_ptr(), self.argv.as_ptr(), self.envp.as_ptr()) };
         Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
     }
+}
+
+/// Whether there is nothing of this name; whatever else is wrong with it, execve says.
+fn is_absent(program: &CStr) -> bool {
+    // SAFETY: `program` is terminated, and the call writes no memory.
+    let there = unsafe { libc::access(program.as_ptr(), libc::F_OK) };
+    there < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR))
 }
 
 /// A null-terminated array of pointers into strings that it owns.

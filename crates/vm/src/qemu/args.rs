@@ -119,6 +119,8 @@ fn kernel_command_line(plan: &VmPlan, tsc_khz: Option<u32>) -> String {
     {
         line.push_str(&format!(" tsc_early_khz={khz} tsc=reliable"));
     }
+    let (uid, gid) = plan.owner;
+    line.push_str(&format!(" hotcell.owner={uid}:{gid}"));
     for word in &plan.kernel_args {
         line.push(' ');
         line.push_str(word);
