@@ -243,6 +243,9 @@ pub(crate) struct ImageRebuild {
     /// Do not ask.
     #[arg(long)]
     pub(crate) yes: bool,
+    /// Don't make the template that runs of the image start from: the first run makes it.
+    #[arg(long)]
+    pub(crate) no_template: bool,
 }
 
 #[derive(Debug, Args)]
@@ -273,6 +276,9 @@ pub(crate) struct ImageBuild {
     /// Keep set-user-id and set-group-id bits, which the machine ignores either way.
     #[arg(long)]
     pub(crate) keep_setuid: bool,
+    /// Don't make the template that runs of the image start from: the first run makes it.
+    #[arg(long)]
+    pub(crate) no_template: bool,
     /// Print the result as JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -78,7 +78,7 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
         let (image, kernel) = ("busybox".into(), KernelKind::default());
         let job = Job { image, kernel, name: None, policy, argv, env: Vec::new(), cwd: None };
         let mut prepared = session.prepare(job)?;
-        session.attach_template(&runtime, &mut prepared);
+        session.attach_template(&runtime, &mut prepared, "This run boots from scratch");
         let Prepared { spec, boot, advisor, .. } = prepared;
         let runtime = Runtime { advisor: Some(advisor), ..runtime.clone() };
         let begun = Instant::now();

@@ -4,11 +4,12 @@ use crate::args;
 use crate::bar::Bar;
 use crate::exit::Fatal;
 use crate::say;
-use crate::session::Session;
+use crate::session::{Job, Session};
 use crate::verify;
-use hotcell_image::{Image, ImageError, ImageName, Limits, Pin, Recipe, Source};
-use hotcell_policy::{EntryKind, RunDraft, ServiceDraft};
+use hotcell_image::{Image, ImageError, ImageName, KernelKind, Limits, Pin, Recipe, Source};
+use hotcell_policy::{EntryKind, PolicyDraft, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
+use hotcell_vm::{AccelChoice, JailChoice};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
@@ -61,8 +62,33 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
     let (mirror, keep_setuid) = (args.mirror, args.keep_setuid);
     let recipe = Recipe { include, mirror, services, keep_setuid, ..Recipe::new(source) };
     let image = build_showing(session, &args.name, &recipe, args.pip.as_deref(), None)?;
+    if !args.no_template {
+        make_template(session, &args.name);
+    }
     show(&image, args.json)?;
     Ok(())
+}
+
+/// Makes the template of what `hotcell run` makes of the image without a policy. Where none can be made now, the first
+/// run makes one or boots: the image is built all the same.
+fn make_template(session: &Session, name: &str) {
+    let job = Job {
+        image: name.into(),
+        kernel: KernelKind::Cloud,
+        name: None,
+        policy: PolicyDraft::for_running_a_command(),
+        argv: vec!["true".into()],
+        env: Vec::new(),
+        cwd: None,
+    };
+    let made = session.runtime(AccelChoice::Auto, JailChoice::Auto, None).and_then(|runtime| {
+        let mut prepared = session.prepare(job)?;
+        session.attach_template(&runtime, &mut prepared, "The image's first run tries again");
+        Ok(())
+    });
+    if let Err(error) = made {
+        say::note(format!("no template of {name} was made, its first run makes it: {error}"));
+    }
 }
 
 fn build_showing(
@@ -139,6 +165,9 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
     }
     let pinned = image.details.resolved.as_deref();
     let image = build_showing(session, &args.name, &recipe, None, pinned)?;
+    if !args.no_template {
+        make_template(session, &args.name);
+    }
     show(&image, false)
 }
 

@@ -52,15 +52,19 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let mut runtime = runtime.map_err(|_| Fatal::failed("looking at this host panicked"))??;
     let mut prepared = prepared?;
     if !cold {
-        session.attach_template(&runtime, &mut prepared);
+        session.attach_template(&runtime, &mut prepared, "This run boots from scratch");
     }
     let Prepared { spec, boot, advisor, user } = prepared;
     let user = asked_user.unwrap_or(user);
     runtime.advisor = Some(advisor);
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])
         .map_err(|error| Fatal::failed(format!("can't handle signals: {error}")))?;
-    let request =
-        spec.command().map(|command| ExecRequest { uid: user.0, gid: user.1, ..ExecRequest::from(command) });
+    let request = spec.command().map(|command| ExecRequest {
+        uid: user.0,
+        gid: user.1,
+        last: gets.is_empty(),
+        ..ExecRequest::from(command)
+    });
     let line_open = Arc::new(AtomicBool::new(false));
     let watched = plan.as_ref();
     let stdin = inherited(io::stdin().as_fd()).filter(|_| !watched.is_some_and(watch::Plan::takes_stdin));

@@ -97,13 +97,13 @@ impl Session {
         })
     }
 
-    /// Lets the run go on from its template, which is made where there is none. Where none can be made the machine
-    /// boots from scratch: that takes longer and isolates no less.
-    pub(crate) fn attach_template(&self, runtime: &Runtime, prepared: &mut Prepared) {
+    /// Lets the run go on from its template, which is made where there is none. Where none can be made it is said, with
+    /// what happens instead: a machine that boots from scratch takes longer and isolates no less.
+    pub(crate) fn attach_template(&self, runtime: &Runtime, prepared: &mut Prepared, instead: &str) {
         let mut say = |text: &str| say::note(text);
         match runtime.template(&self.templates(), &prepared.spec, &prepared.boot, &mut say) {
             Ok(template) => prepared.boot.template = template,
-            Err(error) => say(&format!("{error}. This run boots from scratch")),
+            Err(error) => say(&format!("{error}. {instead}")),
         }
     }
 

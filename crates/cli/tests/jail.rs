@@ -271,6 +271,36 @@ fn as_an_ordinary_user_the_walls_are_a_user_namespaces() {
 }
 
 #[test]
+fn a_host_that_gives_less_than_it_did_starts_nothing_and_is_tried_anew() {
+    if !is_root() {
+        println!("NOT RUN: needs root");
+        return;
+    }
+    let hotcell = Hotcell::new(None);
+    let memory = hotcell.home.path().join("home/cache/whole-jail");
+    let run = |name: &str| {
+        let output = hotcell.command(&["run", "--cold", "--name", name, "--", "true"]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run("test-gives-all").0, Some(0));
+    let Some(known) = fs::read_to_string(&memory).ok() else {
+        println!("NOT RUN: this host does not give the whole jail");
+        return;
+    };
+    assert_eq!(run("test-gives-all-again").0, Some(0), "by what is remembered");
+    // A cgroup that can't be made: one of that name is there.
+    let base = known.split("dir: \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    let taken = Path::new(base).join("hotcell-test-gives-less");
+    fs::create_dir(&taken).unwrap();
+    let (code, said) = run("test-gives-less");
+    fs::remove_dir(&taken).unwrap();
+    assert!(code == Some(125) && said.contains("make the run's cgroups"), "{code:?} {said}");
+    assert!(said.contains("is forgotten") && !memory.exists(), "{said}");
+    assert_eq!(run("test-gives-all-once-more").0, Some(0), "tried anew");
+    assert_eq!(fs::read_to_string(&memory).ok(), Some(known));
+}
+
+#[test]
 fn there_is_no_way_to_ask_for_less() {
     let hotcell = Hotcell::new(None);
     for word in ["none", "off", "no"] {

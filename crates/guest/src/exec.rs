@@ -39,6 +39,7 @@ pub(crate) struct Exec {
     cgroup_empty: bool,
     /// It runs the init's own packer or unpacker.
     own: bool,
+    last: bool,
 }
 
 #[derive(Debug)]
@@ -67,7 +68,7 @@ pub(crate) struct BeyondCredit;
 
 impl Exec {
     /// Takes over a started child.
-    pub(crate) fn new(id: u32, started: Started, own: bool) -> Exec {
+    pub(crate) fn new(id: u32, started: Started, own: bool, last: bool) -> Exec {
         let output =
             |pipe, stream| Output { pipe: Some(pipe), stream, readable: true, credit: STREAM_WINDOW };
         Exec {
@@ -89,12 +90,18 @@ impl Exec {
             stragglers: false,
             cgroup_empty: false,
             own,
+            last,
         }
     }
 
     /// Whether it runs the init's own program for good.
     pub(crate) fn is_own(&self) -> bool {
         self.own
+    }
+
+    /// Whether the host means to start nothing after it.
+    pub(crate) fn is_last(&self) -> bool {
+        self.last
     }
 
     /// Every process of its tree.

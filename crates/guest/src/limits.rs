@@ -35,9 +35,6 @@ pub const ABSENCE: Duration = Duration::from_millis(250);
 /// How long a machine whose host says nothing waits before it reads ahead. A host that boots a machine for a run has
 /// sent its configuration long before the channel opens.
 pub const BEFORE_READING_AHEAD: Duration = Duration::from_millis(20);
-/// How long nothing happens after an exec's end before the process of the next is forked: a run of one command ends
-/// within that.
-pub const BEFORE_FORKING_AHEAD: Duration = Duration::from_millis(20);
 /// How long quiescing waits for a workload that was killed to be gone.
 pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(10);
 

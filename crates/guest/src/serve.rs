@@ -15,9 +15,7 @@ use crate::configure::{self, Prepared};
 use crate::exec::Exec;
 use crate::gate::Gate;
 use crate::last::{self, Doing, Failure};
-use crate::limits::{
-    BEFORE_FORKING_AHEAD, BEFORE_READING_AHEAD, COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE,
-};
+use crate::limits::{BEFORE_READING_AHEAD, COLLECTING_BYTES, LAST_WORDS_PATIENCE, QUIESCE_PATIENCE};
 use crate::oom::OomLog;
 use crate::permits::Permit;
 use crate::poll::{Poll, Source};
@@ -45,6 +43,7 @@ struct Collecting {
     stdin: bool,
     uid: u32,
     gid: u32,
+    last: bool,
     permit: Permit,
     text_len: usize,
     text: Vec<u8>,
@@ -74,10 +73,10 @@ struct Init {
     read_ahead_at: Option<Instant>,
     collecting: BTreeMap<u32, Collecting>,
     execs: BTreeMap<u32, Exec>,
-    /// Those whose end was said in this round.
+    /// Those whose end was said and that are not tidied away yet.
     ended: Vec<Exec>,
-    /// When to fork the process of the next exec, if nothing happens until then.
-    fork_ahead_at: Option<Instant>,
+    /// An exec has ended after which the host means to start another.
+    more: bool,
     /// Where the next round over the execs begins, so that each gets its turn.
     turn: u32,
     quiet: Quiet,
@@ -102,7 +101,7 @@ pub(crate) fn serve(booted: Booted) -> ! {
         collecting: BTreeMap::new(),
         execs: BTreeMap::new(),
         ended: Vec::new(),
-        fork_ahead_at: None,
+        more: false,
         turn: 0,
         quiet: Quiet::No,
         _reaper: reaper,
@@ -130,27 +129,23 @@ impl Init {
         self.requests.pump(&mut self.channel, now);
         self.pump_gate();
         self.pump_execs();
-        self.end_execs(now);
+        self.end_execs();
         self.grow_quiet(now)?;
         self.channel.flush().doing(|| "write to the channel".into())?;
-        self.tidy(now);
+        self.tidy();
         Ok(())
     }
 
-    /// What nobody waits for: it comes after all that somebody waits for was said, and the next process is forked
-    /// only while nothing else happens.
-    fn tidy(&mut self, now: Instant) {
+    /// What nobody waits for comes after all that somebody waits for was said; after the last exec it does not come at
+    /// all, since the machine ends.
+    fn tidy(&mut self) {
         if self.quiet != Quiet::No {
-            // The machine ends, and all that is left with it.
-            self.fork_ahead_at = None;
             return;
         }
-        if !self.execs.is_empty() {
+        if self.more || !self.execs.is_empty() {
             self.ended.clear();
         }
-        if self.fork_ahead_at.is_some_and(|at| at <= now) {
-            self.fork_ahead_at = None;
-            self.ended.clear();
+        if std::mem::take(&mut self.more) {
             self.starter.make_ahead(&self.poll);
         }
     }
@@ -171,8 +166,7 @@ impl Init {
             Quiet::Wanted { .. } => Some(Duration::from_millis(5)),
             _ => None,
         };
-        let deadlines =
-            [self.requests.deadline(), self.channel.deadline(), self.read_ahead_at, self.fork_ahead_at];
+        let deadlines = [self.requests.deadline(), self.channel.deadline(), self.read_ahead_at];
         let deadline = deadlines.into_iter().flatten().min();
         let deadline = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         [quiet, deadline].into_iter().flatten().min()
@@ -325,6 +319,7 @@ impl Init {
             stdin: begin.stdin != 0,
             uid: begin.uid.get(),
             gid: begin.gid.get(),
+            last: begin.last != 0,
             permit: Permit { binary: begin.binary, spawn: begin.spawn != 0 },
             text_len: if refused.is_some() { 0 } else { text_len },
             text: Vec::new(),
@@ -372,7 +367,7 @@ impl Init {
         if order.text.len() != order.text_len {
             return Err(Failure::new(format!("the texts of exec {id} are shorter than the host said")));
         }
-        let Collecting { program, stdin, uid, gid, permit, text, .. } = order;
+        let Collecting { program, stdin, uid, gid, last, permit, text, .. } = order;
         // Before the process has its order, so that the gate knows it when it executes.
         self.gate.begin()?;
         self.gate.permit(id, permit)?;
@@ -381,7 +376,7 @@ impl Init {
             Err(failed) => return Ok(Err(failed)),
         };
         let own = matches!(program, Program::Pack | Program::Unpack);
-        self.execs.insert(id, Exec::new(id, started, own));
+        self.execs.insert(id, Exec::new(id, started, own, last));
         Ok(Ok(()))
     }
 
@@ -416,7 +411,7 @@ impl Init {
         }
     }
 
-    fn end_execs(&mut self, now: Instant) {
+    fn end_execs(&mut self) {
         let waiting = self.execs.values().any(Exec::is_over);
         if !waiting {
             return;
@@ -428,8 +423,8 @@ impl Init {
             match exec.ended(&mut self.oom) {
                 Some(ended) => {
                     self.channel.send(id, &GuestFrame::ExecEnded(&ended));
+                    self.more |= !exec.is_last();
                     self.ended.push(exec);
-                    self.fork_ahead_at = Some(now + BEFORE_FORKING_AHEAD);
                 }
                 None => {
                     self.execs.insert(id, exec);

@@ -21,6 +21,9 @@ pub struct ExecRequest {
     pub uid: u32,
     /// Group; never 0.
     pub gid: u32,
+    /// Nothing is meant to be started after it, so that the guest makes nothing ready for that. What is started all the
+    /// same starts later by that much.
+    pub last: bool,
 }
 
 impl ExecRequest {
@@ -32,6 +35,7 @@ impl ExecRequest {
             cwd: "/workspace".into(),
             uid: WORKLOAD_USER,
             gid: WORKLOAD_USER,
+            last: false,
         }
     }
 

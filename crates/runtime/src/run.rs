@@ -154,7 +154,7 @@ impl Runtime {
         boot: MeasuredBoot,
         io: ExecIo,
     ) -> (RunReport, Option<ExecResult>) {
-        let request = spec.command().map(ExecRequest::from);
+        let request = spec.command().map(|command| ExecRequest { last: true, ..ExecRequest::from(command) });
         let run = self.start(spec, boot);
         let result = request.map(|request| run.exec(request, io)).and_then(|exec| exec.wait().ok());
         (run.finish(), result)

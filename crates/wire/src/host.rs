@@ -72,8 +72,8 @@ pub struct ExecBegin {
     pub stdin: u8,
     /// 1: the processes of its tree may execute other files; 0: its token is for one execution.
     pub spawn: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// 1: the host means to start nothing after it, so that the guest makes nothing ready.
+    pub last: u8,
     /// BLAKE3 of the file that its token is bound to; zero where the host can't know it.
     pub binary: [u8; 32],
     /// User; 0 for a service and for nothing else.

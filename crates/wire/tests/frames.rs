@@ -20,7 +20,7 @@ fn host_frames() -> Vec<HostFrame<'static>> {
         program: Program::Pack,
         stdin: 1,
         spawn: 1,
-        reserved: 0,
+        last: 1,
         binary: [5; 32],
         uid: zerocopy::byteorder::little_endian::U32::new(1000),
         gid: zerocopy::byteorder::little_endian::U32::new(1000),

@@ -212,7 +212,7 @@ fn last_process(asker: &Going, ask: &mut File) -> u32 {
 }
 
 #[test]
-fn the_next_execs_process_is_there_before_it_is_asked_for_once_the_guest_is_idle() {
+fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_follow() {
     let machine = Machine::start("ahead", |_| {});
     let (questions, ask) = rustix::pipe::pipe().unwrap();
     let mut ask = File::from(ask);

@@ -253,6 +253,28 @@ fn a_killed_maker_leaves_nothing_that_is_used_and_two_makers_make_one() {
     assert!(machines_of_templates(fresh.path()).is_empty(), "nothing is left in the registry");
 }
 
+#[test]
+fn an_image_is_built_with_its_template_unless_told_otherwise() {
+    let (fresh, _slot) = (fresh_home(), Slot::take());
+    let said = |words: &[&str]| {
+        let output = hotcell().env("HOTCELL_HOME", fresh.path()).args(words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let run = |image| said(&["run", "--accel", "tcg", "--image", image, "--", "true"]);
+    let making = "making the template";
+    let built = said(&["image", "build", "with", "--from", "busybox"]);
+    assert!(built.contains(making) && templates(fresh.path()).len() == 1, "{built}");
+    assert!(!run("with").contains(making));
+    said(&["image", "rm", "with"]);
+    let built = said(&["image", "build", "without", "--from", "busybox", "--no-template"]);
+    assert!(
+        !built.contains(making) && templates(fresh.path()).len() == 1,
+        "that of the image busybox: {built}"
+    );
+    assert!(!run("without").contains(making), "the same root has the same template");
+}
+
 fn name_of(path: &Path) -> &str {
     path.file_name().unwrap().to_str().unwrap()
 }

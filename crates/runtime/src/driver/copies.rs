@@ -255,7 +255,7 @@ impl Driver<'_> {
             stdin: u8::from(own.program == Program::Unpack),
             // It executes nothing.
             spawn: 0,
-            reserved: 0,
+            last: 0,
             binary: [0; 32],
             uid: own.uid.into(),
             gid: own.gid.into(),

@@ -107,7 +107,7 @@ impl Driver<'_> {
             program: if service.is_some() { Program::Service } else { Program::Argv },
             stdin: u8::from(service.is_none()),
             spawn: u8::from(service.is_some() || self.run.spec.policy().capabilities().may_spawn()),
-            reserved: 0,
+            last: u8::from(request.last),
             binary: *binary.as_bytes(),
             uid: request.uid.into(),
             gid: request.gid.into(),
