@@ -225,6 +225,11 @@ fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_foll
         let next: u32 = machine.sh("echo $$").text().trim().parse().unwrap();
         assert_eq!(next, own + 1);
     }
+    let last = ExecRequest { last: true, ..ExecRequest::new(["/bin/sh", "-c", "echo $$"]) };
+    let own: u32 = machine.exec(last, Stdin::Empty).text().trim().parse().unwrap();
+    // The question is heard after all that the init does when an exec has ended.
+    assert_eq!(last_process(&asker, &mut ask), own, "none is made ready where none is meant to follow");
+    assert_eq!(machine.sh("echo $$").text().trim().parse(), Ok(own + 1), "one that follows all the same");
     drop(ask);
     asker.wait();
     machine.finish();
