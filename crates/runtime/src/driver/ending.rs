@@ -1,7 +1,7 @@
 //! How a run ends, in all its ways: asked for, by the operator, by a deadline, by the guest's fault, by ours, or with the
 //! machine. Called by the driver alone.
 
-use super::{Driver, State, TICK};
+use super::{COUNTERS, Driver, State, TICK};
 use crate::channel::ToGuest;
 use crate::copy::CopyError;
 use crate::recorder::RecordError;
@@ -115,6 +115,10 @@ impl Driver<'_> {
         if let Some(why) = self.run.vm.held_back() {
             self.fault("VMM", &format!("the VMM stopped its guest: {why}"))?;
         }
+        if now < self.count {
+            return Ok(());
+        }
+        self.count = now + COUNTERS;
         let written = self.run.vm.root_bytes_so_far();
         self.judge_root(written)
     }
