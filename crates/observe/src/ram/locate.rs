@@ -9,7 +9,7 @@
 //! confirm: the page tables must lead from the text's address to where it was found, the
 //! direct map as well, and the first task must be called `swapper`.
 
-use super::memory::{ReadError, Source};
+use super::memory::{HOST_PAGE, ReadError, Source};
 use super::space::{Mapping, Space};
 use crate::kernel::Profile;
 
@@ -26,13 +26,23 @@ const KERNEL_MAP_BYTES: u64 = 1 << 30;
 /// It is not there, or what is there contradicts itself; the text says what.
 pub fn locate(source: &dyn Source, profile: &Profile) -> Result<Mapping, LocateError> {
     let mut refused = Vec::new();
-    for physical in candidates(source, profile)? {
-        match confirm(source, profile, physical) {
-            Ok(mapping) => return Ok(mapping),
-            Err(LocateError::Read(error @ (ReadError::Gone | ReadError::Host(_)))) => {
-                return Err(error.into());
+    // A kernel that has run was touched. To read what nobody has touched takes the host a page of zeros each time, for a large
+    // machine half a minute.
+    for touched in [true, false] {
+        for (physical, host, bytes) in places(source) {
+            let pages = usize::try_from(bytes / HOST_PAGE).unwrap_or(0);
+            if source.touched(host, pages).unwrap_or(true) != touched
+                || !says_its_version(source, profile, physical)?
+            {
+                continue;
             }
-            Err(error) => refused.push(format!("at {physical:#x}: {error}")),
+            match confirm(source, profile, physical) {
+                Ok(mapping) => return Ok(mapping),
+                Err(LocateError::Read(error @ (ReadError::Gone | ReadError::Host(_)))) => {
+                    return Err(error.into());
+                }
+                Err(error) => refused.push(format!("at {physical:#x}: {error}")),
+            }
         }
     }
     Err(LocateError::NotFound(refused.join("; ")))
@@ -53,27 +63,27 @@ pub enum LocateError {
     Read(#[from] ReadError),
 }
 
-/// Physical addresses of the text at which the version line would be right.
-fn candidates(source: &dyn Source, profile: &Profile) -> Result<Vec<u64>, ReadError> {
-    let space = Space::new(source, Mapping::default());
+/// Where a kernel's text may begin: its physical address, the host's, and bytes up to the next such place.
+fn places(source: &dyn Source) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+    source.regions().iter().flat_map(|region| {
+        let end = region.guest.saturating_add(region.bytes);
+        let first = region.guest.next_multiple_of(STEP);
+        let starts = (first..end).step_by(STEP as usize);
+        starts.map(move |at| (at, region.host.wrapping_add(at - region.guest), STEP.min(end - at)))
+    })
+}
+
+/// Whether the version line would be right of a text at this address.
+fn says_its_version(source: &dyn Source, profile: &Profile, physical: u64) -> Result<bool, ReadError> {
     let inside = profile.symbols.linux_banner.wrapping_sub(profile.symbols.text);
     let banner = profile.banner.as_bytes();
-    let mut found = Vec::new();
+    let Some(place) = physical.checked_add(inside) else { return Ok(false) };
     let mut line = vec![0; banner.len()];
-    for region in source.regions() {
-        let end = region.guest.saturating_add(region.bytes);
-        let mut at = region.guest.next_multiple_of(STEP);
-        while at < end {
-            let read = at.checked_add(inside).map(|place| space.read_physical(place, &mut line));
-            match read {
-                Some(Ok(())) if line == banner => found.push(at),
-                Some(Err(error @ (ReadError::Gone | ReadError::Host(_)))) => return Err(error),
-                _ => {}
-            }
-            at += STEP;
-        }
+    match Space::new(source, Mapping::default()).read_physical(place, &mut line) {
+        Ok(()) => Ok(line == banner),
+        Err(error @ (ReadError::Gone | ReadError::Host(_))) => Err(error),
+        Err(ReadError::Nowhere(_)) => Ok(false),
     }
-    Ok(found)
 }
 
 fn confirm(source: &dyn Source, profile: &Profile, text_physical: u64) -> Result<Mapping, LocateError> {

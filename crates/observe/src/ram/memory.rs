@@ -51,6 +51,13 @@ pub trait Source: Send {
         let _ = (address, pages);
         None
     }
+
+    /// Whether the VMM or its guest has touched any of the host pages from this address on. `None` where the host does not
+    /// tell.
+    fn touched(&self, address: u64, pages: usize) -> Option<bool> {
+        let _ = (address, pages);
+        None
+    }
 }
 
 /// The memory of a live VMM.
@@ -63,7 +70,7 @@ pub struct VmmMemory {
 }
 
 /// Bytes of a host page, on the one architecture that there is.
-const HOST_PAGE: u64 = 4096;
+pub(crate) const HOST_PAGE: u64 = 4096;
 /// Entries of a page map (`Documentation/admin-guide/mm/pagemap.rst`): the page is in memory, is on a swap device, is of a
 /// file or shared.
 const PRESENT: u64 = 1 << 63;
@@ -76,6 +83,14 @@ impl VmmMemory {
         regions.sort_unstable_by_key(|region| region.guest);
         let pagemap = File::open(format!("/proc/{pid}/pagemap")).ok().map(Arc::new);
         VmmMemory { pid, regions, pagemap }
+    }
+
+    /// What the host's page map says of the pages from this address on.
+    fn entries(&self, address: u64, pages: usize) -> Option<Vec<u64>> {
+        let mut bytes = vec![0; pages.checked_mul(8)?];
+        self.pagemap.as_ref()?.read_exact_at(&mut bytes, address / HOST_PAGE * 8).ok()?;
+        let (entries, _) = bytes.as_chunks::<8>();
+        Some(entries.iter().map(|entry| u64::from_le_bytes(*entry)).collect())
     }
 }
 
@@ -96,14 +111,12 @@ impl Source for VmmMemory {
     }
 
     fn own_pages(&self, address: u64, pages: usize) -> Option<Vec<bool>> {
-        let mut bytes = vec![0; pages.checked_mul(8)?];
-        self.pagemap.as_ref()?.read_exact_at(&mut bytes, address / HOST_PAGE * 8).ok()?;
-        let (entries, _) = bytes.as_chunks::<8>();
-        let own = |entry: &[u8; 8]| {
-            let entry = u64::from_le_bytes(*entry);
-            (entry & PRESENT != 0 || entry & SWAPPED != 0) && entry & OF_A_FILE == 0
-        };
-        Some(entries.iter().map(own).collect())
+        let own = |entry: u64| entry & (PRESENT | SWAPPED) != 0 && entry & OF_A_FILE == 0;
+        Some(self.entries(address, pages)?.into_iter().map(own).collect())
+    }
+
+    fn touched(&self, address: u64, pages: usize) -> Option<bool> {
+        Some(self.entries(address, pages)?.into_iter().any(|entry| entry & (PRESENT | SWAPPED) != 0))
     }
 }
 

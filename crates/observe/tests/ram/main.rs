@@ -5,9 +5,10 @@ mod look;
 
 use hotcell_decide::{Life, Place};
 use hotcell_observe::ram::{
-    FileSystem, Guard, Mapping, Mount, PASS, Part, Places, Processors, Region, Space, Suspect, SweepError,
-    TaskReader, Views, find_nonce, in_both, locate, mount_changes, net_devices,
+    FileSystem, Guard, Mapping, Mount, PASS, Part, Places, Processors, ReadError, Region, Source, Space,
+    Suspect, SweepError, TaskReader, Views, find_nonce, in_both, locate, mount_changes, net_devices,
 };
+use hotcell_sys::host::Range;
 use kernel::{DIRECT, Kernel, LINKED, Memory, PHYSICAL, PLACES, TEXT, profile, with_sites};
 use proptest::prelude::*;
 
@@ -364,4 +365,46 @@ proptest! {
 fn memory_of(memory: &Memory) -> Memory {
     let regions = vec![Region { guest: 0, host: 0, bytes: 64 << 20 }];
     Memory { bytes: memory.bytes.clone(), regions, wraps: true, own: None }
+}
+
+/// A machine of which the host says what was touched.
+struct Touched<'a> {
+    memory: &'a Memory,
+    /// Of a piece that begins at this address; `None`: the host does not tell.
+    says: fn(u64) -> Option<bool>,
+    /// Where a text of this many bytes was looked for.
+    line: usize,
+    looked: std::sync::Mutex<Vec<u64>>,
+}
+
+impl Source for Touched<'_> {
+    fn regions(&self) -> &[Region] {
+        self.memory.regions()
+    }
+
+    fn read(&self, ranges: &[Range], into: &mut [u8]) -> Result<(), ReadError> {
+        let lines = ranges.iter().filter(|range| range.bytes == self.line);
+        self.looked.lock().unwrap().extend(lines.map(|range| range.address));
+        self.memory.read(ranges, into)
+    }
+
+    fn touched(&self, address: u64, _: usize) -> Option<bool> {
+        (self.says)(address)
+    }
+}
+
+#[test]
+fn memory_that_nobody_touched_is_read_last() {
+    let kernel = Kernel::new(4);
+    let looked = |says: fn(u64) -> Option<bool>| {
+        let line = kernel.profile.banner.len();
+        let source = Touched { memory: &kernel.memory, says, line, looked: Default::default() };
+        let mapping = locate(&source, &kernel.profile).unwrap();
+        (mapping.text_physical, source.looked.into_inner().unwrap().len())
+    };
+    let (text, all) = looked(|_| None);
+    assert!(all > 1, "the control: every piece before it is looked at");
+    assert_eq!(looked(|address| Some(address >= 2 << 20)), (text, all - 1));
+    // A host that says nothing was touched keeps nobody from finding it.
+    assert_eq!(looked(|_| Some(false)), (text, all));
 }
