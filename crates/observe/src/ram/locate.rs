@@ -28,12 +28,16 @@ pub fn locate(source: &dyn Source, profile: &Profile) -> Result<Mapping, LocateE
     let mut refused = Vec::new();
     // A kernel that has run was touched. To read what nobody has touched takes the host a page of zeros each time, for a large
     // machine half a minute.
-    for touched in [true, false] {
-        for (physical, host, bytes) in places(source) {
+    // Asked of all before any is read: reading touches.
+    let places: Vec<(u64, bool)> = places(source)
+        .map(|(physical, host, bytes)| {
             let pages = usize::try_from(bytes / HOST_PAGE).unwrap_or(0);
-            if source.touched(host, pages).unwrap_or(true) != touched
-                || !says_its_version(source, profile, physical)?
-            {
+            (physical, source.touched(host, pages).unwrap_or(true))
+        })
+        .collect();
+    for wanted in [true, false] {
+        for &(physical, touched) in &places {
+            if touched != wanted || !says_its_version(source, profile, physical)? {
                 continue;
             }
             match confirm(source, profile, physical) {
