@@ -234,3 +234,40 @@ fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_foll
     asker.wait();
     machine.finish();
 }
+
+/// The process that waits for the next order has the workload's user.
+#[test]
+fn an_exec_starts_though_the_workload_has_killed_or_stopped_all_that_it_may() {
+    let machine = Machine::start("signalled", |_| {});
+    let (questions, ask) = rustix::pipe::pipe().unwrap();
+    let mut ask = File::from(ask);
+    let script =
+        "while read signal; do kill -$signal -1 2>/dev/null; hit=$?; read a b c d last </proc/loadavg
+echo $hit $last; done";
+    let signaller = machine.begin(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Descriptor(questions));
+    // Whether the signal reached anybody, and the last process that was made.
+    let mut signalled = |signal: &str| {
+        let before = signaller.stdout.text().lines().count();
+        ask.write_all(signal.as_bytes()).unwrap();
+        wait_until("the signal", PATIENCE, || signaller.stdout.text().lines().count() > before);
+        let text = signaller.stdout.text();
+        let (hit, last) = text.lines().last().and_then(|line| line.split_once(' ')).unwrap();
+        (hit == "0", last.parse::<u32>().unwrap())
+    };
+    machine.sh("true");
+    for (signal, forked) in [("STOP\n", 0), ("KILL\n", 1)] {
+        // Signal 0 only asks.
+        wait_until("a process that waits as the workload's user", PATIENCE, || signalled("0\n").0);
+        let (hit, waits) = signalled(signal);
+        assert!(hit, "{signal}");
+        // By the time that this is answered the guest was idle, and what was killed has ended.
+        signalled("0\n");
+        // The control: what was killed is forked anew, what was stopped goes on.
+        let next = machine.sh("echo $$");
+        let next: u32 = next.text().trim().parse().unwrap_or_else(|_| panic!("{signal} {next:?}"));
+        assert_eq!(next, waits + forked, "{signal}");
+    }
+    drop(ask);
+    signaller.wait();
+    machine.finish();
+}
