@@ -334,9 +334,13 @@ mod tests {
 
         /// One that did `first` before it was looked at, and does `then` once it is let go.
         fn held(first: &str, then: &str, root: Option<&fs::File>) -> StandIn {
-            let script = format!("{first}; echo up; read go; {then}; echo done; read end");
-            let mut child = Command::new("bash")
-                .args(["-c", &script])
+            StandIn::of("bash", &format!("{first}; echo up; read go; {then}; echo done; read end"), root)
+        }
+
+        /// What says that it is up.
+        fn of(program: &str, script: &str, root: Option<&fs::File>) -> StandIn {
+            let mut child = Command::new(program)
+                .args(["-c", script])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .process_group(0)
@@ -462,16 +466,7 @@ mod tests {
     fn a_process_whose_first_thread_alone_has_ended_is_read_again_and_again_and_then_an_error() {
         let script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start()\n\
                       print('up', flush=True); input(); ctypes.CDLL(None).syscall(60, 0)";
-        let mut child = Command::new("python3")
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        assert_eq!(next_line(&mut child), "up\n");
-        let watch = VmmWatch::begin(ProcessId::of(child.id() as i32).unwrap(), None).unwrap();
-        let mut stand_in = StandIn { child, watch };
+        let mut stand_in = StandIn::of("python3", script, None);
         assert_eq!(stand_in.watch.look().unwrap(), []);
         stand_in.child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
         while !stand_in.watch.process.is_zombie() {
