@@ -9,7 +9,11 @@ does not recompute the verdict. Exit codes: 0 intact, 1 not intact, 2 asked wron
 """
 import base64, hashlib, os, re, struct, sys
 
-from blake3 import blake3
+try:
+    from blake3 import blake3
+except ImportError:
+    print("verify.py needs blake3: python3 -m venv v && v/bin/pip install blake3 cryptography, then v/bin/python verify.py", file=sys.stderr)
+    sys.exit(2)
 
 TAGS = {k: b"AMES_V1_" + k.encode() for k in ("EVENT", "MERKLE_LEAF", "MERKLE_NODE", "BLOCK", "CHECKPOINT")}
 HOST_BAND, NO_PARENT, MAX_PAYLOAD = 0xFFFFFFFFFFFFFF00, 0xFFFFFFFFFFFFFFFF, 1 << 20

@@ -94,12 +94,13 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     }
     say::line("")?;
     say::line("Each run left a record that anybody can check. Try:")?;
+    let program = std::env::args().next().unwrap_or_else(|| "hotcell".into());
     for bundle in &bundles {
-        say::line(format_args!("  hotcell verify {}", bundle.display()))?;
+        say::line(format_args!("  {program} verify {}", bundle.display()))?;
     }
     say::line("and to see what happened, in a browser:")?;
     if let Some(killed) = bundles.get(1) {
-        say::line(format_args!("  hotcell report {} -o killed.html", killed.display()))?;
+        say::line(format_args!("  {program} report {} -o killed.html", killed.display()))?;
     }
     if !as_expected {
         return Err(Fatal::failed("the demo did not go as it should (see above)"));

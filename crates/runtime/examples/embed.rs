@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         root: boot.root.digest,
     };
     // As a library nothing is granted that is not named here.
-    let mut draft = RunDraft::new("example-0001", image, PolicyDraft::default());
+    let mut draft = RunDraft::new(format!("example-{}", std::process::id()), image, PolicyDraft::default());
     draft.command = Some(Command::new(["/bin/uname", "-r"]));
     let spec = draft.seal()?;
     let runtime = Runtime {
@@ -38,5 +38,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let io = ExecIo { stdout: Some(Box::new(std::io::stdout())), ..ExecIo::default() };
     let (report, _) = runtime.execute(spec, boot, io);
     println!("{} {:?} {:?}", report.verdict, report.exit_code, report.bundle);
-    Ok(())
+    report.error.map_or(Ok(()), |error| Err(error.into()))
 }

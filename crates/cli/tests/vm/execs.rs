@@ -237,15 +237,13 @@ fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_foll
 
 /// The process that waits for the next order has the workload's user.
 #[test]
-fn an_exec_starts_though_the_workload_has_killed_or_stopped_all_that_it_may() {
+fn an_exec_starts_though_the_workload_has_killed_or_stopped_the_process_that_waits_for_it() {
     let machine = Machine::start("signalled", |_| {});
     let (questions, ask) = rustix::pipe::pipe().unwrap();
     let mut ask = File::from(ask);
-    let script =
-        "while read signal; do kill -$signal -1 2>/dev/null; hit=$?; read a b c d last </proc/loadavg
-echo $hit $last; done";
+    let script = "while read signal; do read a b c d last </proc/loadavg; kill -$signal $last 2>/dev/null; echo $? $last; done";
     let signaller = machine.begin(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Descriptor(questions));
-    // Whether the signal reached anybody, and the last process that was made.
+    // Whether the last process that was made may be signalled, and which it is.
     let mut signalled = |signal: &str| {
         let before = signaller.stdout.text().lines().count();
         ask.write_all(signal.as_bytes()).unwrap();
@@ -256,7 +254,7 @@ echo $hit $last; done";
     };
     machine.sh("true");
     for (signal, forked) in [("STOP\n", 0), ("KILL\n", 1)] {
-        // Signal 0 only asks.
+        // Signal 0 only asks. Until that process has its user it is root's.
         wait_until("a process that waits as the workload's user", PATIENCE, || signalled("0\n").0);
         let (hit, waits) = signalled(signal);
         assert!(hit, "{signal}");
