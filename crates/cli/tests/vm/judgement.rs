@@ -146,8 +146,7 @@ fn the_demo_shows_all_three_ends() {
         text.contains("denial_burst") && text.contains("advisory") && !text.contains("never printed"),
         "{text}"
     );
-    let bundles: Vec<&str> =
-        text.lines().filter_map(|line| Some(line.split_once(" verify ")?.1)).collect();
+    let bundles: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(" verify ")?.1)).collect();
     assert_eq!(bundles.len(), 3, "{text}");
     for bundle in bundles {
         assert_eq!(crate::harness::verify(bundle.as_ref()), 0, "{bundle}");
