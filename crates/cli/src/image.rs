@@ -61,10 +61,7 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
     let services = services.map_err(Fatal::usage)?;
     let (mirror, keep_setuid) = (args.mirror, args.keep_setuid);
     let recipe = Recipe { include, mirror, services, keep_setuid, ..Recipe::new(source) };
-    let image = build_showing(session, &args.name, &recipe, args.pip.as_deref(), None)?;
-    if !args.no_template {
-        make_template(session, &args.name);
-    }
+    let image = build_showing(session, &args.name, &recipe, args.pip.as_deref(), None, !args.no_template)?;
     show(&image, args.json)?;
     Ok(())
 }
@@ -74,7 +71,7 @@ fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
 fn make_template(session: &Session, name: &str) {
     let job = Job {
         image: name.into(),
-        kernel: KernelKind::Cloud,
+        kernel: KernelKind::default(),
         name: None,
         policy: PolicyDraft::for_running_a_command(),
         argv: vec!["true".into()],
@@ -97,6 +94,7 @@ fn build_showing(
     recipe: &Recipe,
     requirements: Option<&Path>,
     pinned: Option<&str>,
+    with_template: bool,
 ) -> Result<Image, Fatal> {
     let mut bar = Bar::new();
     let built = match pinned {
@@ -104,10 +102,14 @@ fn build_showing(
         None => session.store.build(name, recipe, requirements, Limits::default(), &mut bar),
     };
     bar.end();
-    built.map_err(|error| match error {
+    let image = built.map_err(|error| match error {
         ImageError::Request(_) | ImageError::Name { .. } => Fatal::usage(error),
         error => Fatal::failed(error),
-    })
+    })?;
+    if with_template {
+        make_template(session, name);
+    }
+    Ok(image)
 }
 
 /// Nothing is ever added to a live machine: what a run asked for and its policy
@@ -164,10 +166,7 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
         return Err(Fatal::failed("nothing was built"));
     }
     let pinned = image.details.resolved.as_deref();
-    let image = build_showing(session, &args.name, &recipe, None, pinned)?;
-    if !args.no_template {
-        make_template(session, &args.name);
-    }
+    let image = build_showing(session, &args.name, &recipe, None, pinned, !args.no_template)?;
     show(&image, false)
 }
 

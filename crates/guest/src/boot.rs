@@ -155,8 +155,7 @@ fn find_disk(serial: &str) -> Result<String, Failure> {
 
 /// What boot changed on the workload's disk is written now, and not by every machine that goes on from here.
 fn write_out() -> Result<(), Failure> {
-    let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(view::WORKSPACE, directory, Mode::empty()).and_then(syncfs).doing(|| "write /workspace out".into())
+    view::workspace().and_then(syncfs).doing(|| "write /workspace out".into())
 }
 
 /// Whose the workload's disk will be, as the host said when it started the machine.

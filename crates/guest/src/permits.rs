@@ -2,7 +2,7 @@
 //!
 //! The host redeems a spawn token before it begins an exec; what the token was
 //! bound to comes with the exec as its permit, and reaches the gate before the
-//! exec's first process exists.
+//! exec's first process has its order.
 //!
 //! ```text
 //! granted --first file, the one that the permit names--> starting --its last file--> begun
@@ -59,7 +59,7 @@ pub(crate) struct Permits {
 }
 
 impl Permits {
-    /// Before the exec's first process exists. An exec gets one permit, ever.
+    /// Before the exec's first process has its order. An exec gets one permit, ever.
     pub(crate) fn grant(&mut self, exec: u32, permit: Permit) {
         self.by_exec.entry(exec).or_insert((permit, State::Granted));
     }

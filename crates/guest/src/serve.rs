@@ -23,13 +23,12 @@ use crate::reaper::Reaper;
 use crate::requests::Requests;
 use crate::roll;
 use crate::start::{Order, Starter};
-use crate::view::WORKSPACE;
+use crate::view;
 use hotcell_sys::guest::{freeze, signal};
 use hotcell_wire::{
     Configure, ExecBegin, ExecEnd, ExecEnded, FrameReader, GuestFrame, HostFrame, MAX_EXEC_TEXT, MAX_EXECS,
     MAX_TEXT, Program, Ready, Stage, Stream,
 };
-use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
@@ -478,9 +477,8 @@ impl Init {
     }
 }
 
-/// Writes the workload's disk out, its journal too, and lets nobody change it any more. That is done by one call, whose way
-/// through the kernel is half as long as that of making it read-only: a clone's VMM translates it for every run.
+/// Writes the workload's disk out and lets nobody change it any more. That is done by one call, whose way through the
+/// kernel is half as long as that of making it read-only: a clone's VMM translates it for every run.
 fn seal_workspace() -> io::Result<()> {
-    let root = open(WORKSPACE, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    freeze(root.as_fd())
+    freeze(view::workspace()?.as_fd())
 }

@@ -19,10 +19,12 @@
 
 use crate::last::{Doing, Failure};
 use crate::limits::{RUN_BYTES, TMP_BYTES, TMP_BYTES_PER_INODE};
-use rustix::fs::{CWD, FileType, Gid, Mode, Uid, chmod, chown, makedev, mknodat};
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid, chmod, chown, makedev, mknodat, open};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
 use std::ffi::CString;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
@@ -84,6 +86,11 @@ fn build_dev() -> Result<(), Failure> {
     attach("tmpfs", "/root/dev/shm", "tmpfs", HARDENED, &tmpfs_options(TMP_BYTES, "1777"))?;
     attach("devpts", "/root/dev/pts", "devpts", DEV, "newinstance,ptmxmode=0666,mode=0620,max=64")?;
     mount_remount("/root/dev", DEV | MountFlags::RDONLY, "").doing(|| "make /dev read-only".into())
+}
+
+/// The workload's disk.
+pub(crate) fn workspace() -> Result<OwnedFd, Errno> {
+    open(WORKSPACE, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Resizes `/tmp` and `/dev/shm`.

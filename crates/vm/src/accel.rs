@@ -1,10 +1,10 @@
 //! Which accelerator a machine gets.
 
+use crate::measured::remember;
 use crate::process::boot_id;
 use hotcell_sys::host::{KvmProbe, probe_kvm};
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 /// What the operator asked for.
@@ -96,11 +96,7 @@ impl AccelChoice {
             let probe = probe_kvm();
             if let KvmProbe::TooSlow { rounds_per_second } = probe {
                 // Whoever can't remember tries again.
-                let _ = fs::DirBuilder::new()
-                    .recursive(true)
-                    .mode(0o700)
-                    .create(cache)
-                    .and_then(|()| fs::write(&memory, format!("{boot} {rounds_per_second}\n")));
+                let _ = remember(&memory, format!("{boot} {rounds_per_second}\n").as_bytes());
             }
             probe
         })

@@ -100,7 +100,8 @@ impl FileDigests {
             && Identity::of(file)? == identity
         {
             // Whoever can't remember hashes again.
-            let _ = remember(&place, &Memory { file: identity, digest: digest.to_hex() });
+            let memory = Memory { file: identity, digest: digest.to_hex() };
+            let _ = serde_json::to_vec(&memory).map(|memory| remember(&place, &memory));
         }
         Ok(digest)
     }
@@ -114,11 +115,12 @@ fn recall(place: &Path, identity: &Identity) -> Option<Digest> {
     if memory.file == *identity { Digest::from_hex(&memory.digest) } else { None }
 }
 
-fn remember(place: &Path, memory: &Memory) -> io::Result<()> {
+/// Writes down what is to be remembered: all of it or nothing, in a folder of the user's alone.
+pub(crate) fn remember(place: &Path, memory: &[u8]) -> io::Result<()> {
     let dir = place.parent().unwrap_or(place);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let new = place.with_extension(format!("new.{}", std::process::id()));
-    fs::write(&new, serde_json::to_vec(memory)?)?;
+    fs::write(&new, memory)?;
     fs::rename(&new, place).inspect_err(|_| {
         let _ = fs::remove_file(&new);
     })
@@ -134,7 +136,8 @@ mod tests {
         let file = File::open(path).unwrap();
         let identity = Identity::of(&file).unwrap();
         let place = digests.dir.as_ref().unwrap().join(format!("{:x}-{:x}", identity.device, identity.inode));
-        remember(&place, &Memory { file: identity, digest: claimed.to_hex() }).unwrap();
+        let memory = Memory { file: identity, digest: claimed.to_hex() };
+        remember(&place, &serde_json::to_vec(&memory).unwrap()).unwrap();
     }
 
     #[test]

@@ -203,24 +203,30 @@ fn the_exec_that_asks_is_read_from_the_kernel_and_not_from_the_message() {
     assert!(actors[1..].iter().all(|actor| *actor == actors[4]), "{actors:?}");
 }
 
-/// The last process that was made, by the kernel's own count; no process is made to ask for it.
-fn last_process(asker: &Going, ask: &mut File) -> u32 {
-    let before = asker.stdout.text().lines().count();
-    ask.write_all(b"?\n").unwrap();
-    wait_until("the last process", PATIENCE, || asker.stdout.text().lines().count() > before);
-    asker.stdout.text().lines().last().unwrap().parse().unwrap()
+/// An exec of this script, which answers each line with one, and where it is asked.
+fn answering(machine: &Machine, script: &str) -> (Going, File) {
+    let (questions, ask) = rustix::pipe::pipe().unwrap();
+    let going = machine.begin(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Descriptor(questions));
+    (going, File::from(ask))
+}
+
+fn answer(going: &Going, ask: &mut File, question: &str) -> String {
+    let before = going.stdout.text().lines().count();
+    ask.write_all(format!("{question}\n").as_bytes()).unwrap();
+    wait_until("an answer", PATIENCE, || going.stdout.text().lines().count() > before);
+    going.stdout.text().lines().last().unwrap().to_owned()
 }
 
 #[test]
 fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_follow() {
     let machine = Machine::start("ahead", |_| {});
-    let (questions, ask) = rustix::pipe::pipe().unwrap();
-    let mut ask = File::from(ask);
-    let script = "while read line; do read a b c d last </proc/loadavg; echo $last; done";
-    let asker = machine.begin(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Descriptor(questions));
+    let (asker, mut ask) =
+        answering(&machine, "while read line; do read a b c d last </proc/loadavg; echo $last; done");
+    // The last process that was made, by the kernel's own count; no process is made to ask for it.
+    let mut last_process = || answer(&asker, &mut ask, "?").parse::<u32>().unwrap();
     for _ in 0..3 {
         let own: u32 = machine.sh("echo $$").text().trim().parse().unwrap();
-        wait_until("a process that nobody asked for", PATIENCE, || last_process(&asker, &mut ask) > own);
+        wait_until("a process that nobody asked for", PATIENCE, || last_process() > own);
         // Nothing else was made since: it is the next exec's.
         let next: u32 = machine.sh("echo $$").text().trim().parse().unwrap();
         assert_eq!(next, own + 1);
@@ -228,7 +234,7 @@ fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_foll
     let last = ExecRequest { last: true, ..ExecRequest::new(["/bin/sh", "-c", "echo $$"]) };
     let own: u32 = machine.exec(last, Stdin::Empty).text().trim().parse().unwrap();
     // The question is heard after all that the init does when an exec has ended.
-    assert_eq!(last_process(&asker, &mut ask), own, "none is made ready where none is meant to follow");
+    assert_eq!(last_process(), own, "none is made ready where none is meant to follow");
     assert_eq!(machine.sh("echo $$").text().trim().parse(), Ok(own + 1), "one that follows all the same");
     drop(ask);
     asker.wait();
@@ -239,27 +245,24 @@ fn the_next_execs_process_is_there_before_it_is_asked_for_unless_none_is_to_foll
 #[test]
 fn an_exec_starts_though_the_workload_has_killed_or_stopped_the_process_that_waits_for_it() {
     let machine = Machine::start("signalled", |_| {});
-    let (questions, ask) = rustix::pipe::pipe().unwrap();
-    let mut ask = File::from(ask);
-    let script = "while read signal; do read a b c d last </proc/loadavg; kill -$signal $last 2>/dev/null; echo $? $last; done";
-    let signaller = machine.begin(ExecRequest::new(["/bin/sh", "-c", script]), Stdin::Descriptor(questions));
+    let (signaller, mut ask) = answering(
+        &machine,
+        "while read signal; do read a b c d last </proc/loadavg; kill -$signal $last 2>/dev/null; echo $? $last; done",
+    );
     // Whether the last process that was made may be signalled, and which it is.
     let mut signalled = |signal: &str| {
-        let before = signaller.stdout.text().lines().count();
-        ask.write_all(signal.as_bytes()).unwrap();
-        wait_until("the signal", PATIENCE, || signaller.stdout.text().lines().count() > before);
-        let text = signaller.stdout.text();
-        let (hit, last) = text.lines().last().and_then(|line| line.split_once(' ')).unwrap();
+        let answer = answer(&signaller, &mut ask, signal);
+        let (hit, last) = answer.split_once(' ').unwrap();
         (hit == "0", last.parse::<u32>().unwrap())
     };
     machine.sh("true");
-    for (signal, forked) in [("STOP\n", 0), ("KILL\n", 1)] {
+    for (signal, forked) in [("STOP", 0), ("KILL", 1)] {
         // Signal 0 only asks. Until that process has its user it is root's.
-        wait_until("a process that waits as the workload's user", PATIENCE, || signalled("0\n").0);
+        wait_until("a process that waits as the workload's user", PATIENCE, || signalled("0").0);
         let (hit, waits) = signalled(signal);
         assert!(hit, "{signal}");
         // By the time that this is answered the guest was idle, and what was killed has ended.
-        signalled("0\n");
+        signalled("0");
         // The control: what was killed is forked anew, what was stopped goes on.
         let next = machine.sh("echo $$");
         let next: u32 = next.text().trim().parse().unwrap_or_else(|_| panic!("{signal} {next:?}"));

@@ -39,7 +39,7 @@ pub fn credit_entropy(random: &File, bytes: &[u8; MAX_ENTROPY]) -> io::Result<()
     check(unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG as _) })
 }
 
-/// Writes out the file system that this file is on, its journal too, and stops every change of it from then on: whoever
+/// Writes out the file system that this file is on and stops every change of it from then on: whoever
 /// wants to change something waits.
 ///
 /// # Errors

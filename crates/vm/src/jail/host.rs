@@ -434,26 +434,28 @@ mod tests {
 
     #[test]
     fn a_whole_jail_is_remembered_and_nothing_less() {
-        let (cache, program) = (tempfile::tempdir().unwrap(), Path::new("/bin/sh"));
-        let file = cache.path().join("whole-jail");
-        let tried = HostJail::try_out_remembering(program, cache.path());
+        let (home, program) = (tempfile::tempdir().unwrap(), Path::new("/bin/sh"));
+        let cache = home.path().join("cache");
+        let file = cache.join("whole-jail");
+        let tried = HostJail::try_out_remembering(program, &cache);
         assert!(tried.remembered.is_none() && !tried.forget(), "the first is tried");
         assert_eq!(file.exists(), tried.missing.is_empty(), "{:?}", tried.missing);
         if !tried.missing.is_empty() {
             eprintln!("NOT RUN: this host does not give the whole jail: {:?}", tried.missing);
             return;
         }
-        let known = HostJail::try_out_remembering(program, cache.path());
+        assert_eq!(fs::metadata(&cache).unwrap().mode() & 0o077, 0, "the cache is the user's alone");
+        let known = HostJail::try_out_remembering(program, &cache);
         let what = |jail: &HostJail| {
             (jail.way, jail.namespaces.clone(), jail.identity, jail.bases.clone(), jail.top.clone())
         };
         assert!(known.remembered.is_some() && known.missing.is_empty());
         assert_eq!(what(&known), what(&tried));
-        let elsewhere = HostJail::try_out_remembering(Path::new("/bin/true"), cache.path());
+        let elsewhere = HostJail::try_out_remembering(Path::new("/bin/true"), &cache);
         assert!(elsewhere.remembered.is_none(), "another program is tried");
         // What was remembered is now that other program's.
-        assert!(HostJail::try_out_remembering(program, cache.path()).remembered.is_none());
-        let known = HostJail::try_out_remembering(program, cache.path());
+        assert!(HostJail::try_out_remembering(program, &cache).remembered.is_none());
+        let known = HostJail::try_out_remembering(program, &cache);
         assert!(known.forget() && !file.exists());
     }
 

@@ -6,6 +6,7 @@
 //! Where the host gives less meanwhile no machine starts, and what was remembered is forgotten.
 
 use super::cgroup::Base;
+use crate::measured::remember;
 use crate::process::boot_id;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,11 +42,7 @@ impl Memory {
 
     /// Whoever can't remember tries again.
     pub(super) fn remember(&self) {
-        let _ = self.file.parent().map_or(Ok(()), fs::create_dir_all);
-        let new = self.file.with_extension(format!("new.{}", std::process::id()));
-        if fs::write(&new, &self.surroundings).and_then(|()| fs::rename(&new, &self.file)).is_err() {
-            let _ = fs::remove_file(&new);
-        }
+        let _ = remember(&self.file, self.surroundings.as_bytes());
     }
 
     pub(super) fn forget(&self) {
