@@ -27,8 +27,8 @@ pub(crate) enum Command {
     Demo(Demo),
     /// Say what this host can do, proven by trying it.
     Doctor(Json),
-    /// List the runs that live, and those whose owner died.
-    Ps(Json),
+    /// List the runs that live, and those whose owner died; with --all those that are over, too.
+    Ps(Ps),
     /// End what dead owners left.
     Reap(Json),
     /// Images that machines boot.
@@ -159,6 +159,16 @@ pub(crate) enum Jail {
 /// A command whose one flag is the form of its answer.
 #[derive(Debug, Args)]
 pub(crate) struct Json {
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ps {
+    /// Also the runs that are over, by their records in the folder `runs`, the newest first.
+    #[arg(short, long)]
+    pub(crate) all: bool,
     /// Print the result as JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -303,7 +313,7 @@ pub(crate) struct ImageRm {
 
 #[derive(Debug, Args)]
 pub(crate) struct Report {
-    /// The record's folder.
+    /// The record: its folder, or the name of its run or the beginning of it.
     #[arg(value_name = "BUNDLE")]
     pub(crate) bundle: PathBuf,
     /// The file to write; without it, standard output.

@@ -3,9 +3,9 @@
 use crate::args;
 use crate::bar::Bar;
 use crate::exit::Fatal;
-use crate::say;
 use crate::session::{Job, Session};
 use crate::verify;
+use crate::{records, say};
 use hotcell_image::{Image, ImageError, ImageName, KernelKind, Limits, Pin, Recipe, Source};
 use hotcell_policy::{EntryKind, PolicyDraft, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
@@ -116,11 +116,12 @@ fn build_showing(
 /// approved goes into the next image, if a person says yes.
 fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
     let image = session.store.image(&args.name, &mut |_| ()).map_err(Fatal::failed)?;
+    let from_run = &records::find(&args.from_run)?;
     let trusted_keys = read_keys(&args.key).map_err(Fatal::usage)?;
     let options = Options { own_key: verify::own_key(), trusted_keys, ..Options::default() };
-    let verification = verify_bundle(&args.from_run, &options).map_err(Fatal::usage)?;
+    let verification = verify_bundle(from_run, &options).map_err(Fatal::usage)?;
     let verified = verification.into_verified().map_err(|verification| {
-        let bundle = args.from_run.display();
+        let bundle = from_run.display();
         let why = "nothing is built from it. `hotcell verify` says what is wrong";
         Fatal::failed(format!("the record {bundle} is {}: {why}", verification.outcome().as_str()))
     })?;
@@ -134,7 +135,7 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
             "the record is signed by somebody whom Hotcell does not know: give the key with --key if you trust it",
         ));
     }
-    let spec = args.from_run.join("spec.json");
+    let spec = from_run.join("spec.json");
     let spec = std::fs::read(&spec).map_err(Fatal::failed)?;
     let spec = RunDraft::from_spec_json(&spec).map_err(Fatal::failed)?;
     if spec.image.root.to_hex() != image.details.root {

@@ -13,6 +13,7 @@ mod home;
 mod image;
 mod kernel;
 mod profile;
+mod records;
 mod registry;
 mod report;
 mod run;
@@ -41,11 +42,11 @@ fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {
         args::Command::Image(command) => image::image(command),
         args::Command::Kernel(command) => kernel::kernel(&command),
         args::Command::Template(command) => template::template(command),
-        args::Command::Verify(args) => verify::verify(&args),
+        args::Command::Verify(args) => verify::verify(args),
         args::Command::Demo(args) => demo::demo(args),
         args::Command::Report(args) => report::report(&args.bundle, args.out.as_deref()),
         args::Command::Profile(args::Profile::Absorb { bundles, out }) => profile::absorb(&bundles, &out),
-        args::Command::Ps(args) => registry::ps(args.json),
+        args::Command::Ps(args) => registry::ps(&args),
         args::Command::Reap(args) => registry::reap(args.json),
         args::Command::Doctor(args) => doctor::doctor(args.json),
         args::Command::Key => verify::key(),

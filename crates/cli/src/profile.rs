@@ -1,7 +1,7 @@
 //! `hotcell profile`: fingerprints of how an agent asks, absorbed from records.
 
 use crate::exit::Fatal;
-use crate::say;
+use crate::{records, say};
 use hotcell_advisory::{Fingerprint, FingerprintDraft};
 use hotcell_ledger::ClosedLedger;
 use hotcell_verify::{Options, verify_bundle};
@@ -17,6 +17,7 @@ const MAX_FILE: u64 = 1 << 20;
 pub(crate) fn absorb(bundles: &[PathBuf], out: &Path) -> Result<ExitCode, Fatal> {
     let mut draft = FingerprintDraft::new();
     for bundle in bundles {
+        let bundle = &records::find(bundle)?;
         let verification = verify_bundle(bundle, &Options::default()).map_err(Fatal::usage)?;
         if verification.into_verified().is_err() {
             let bundle = bundle.display();

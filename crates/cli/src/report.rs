@@ -1,6 +1,7 @@
 //! `hotcell report`.
 
 use crate::exit::Fatal;
+use crate::records;
 use hotcell_verify::{Options, verify_bundle};
 use std::fs::File;
 use std::io::Write;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 
 /// Writes the page of an intact bundle; of no other.
 pub(crate) fn report(bundle: &Path, out: Option<&Path>) -> Result<ExitCode, Fatal> {
+    let bundle = &records::find(bundle)?;
     let options = Options { own_key: crate::verify::own_key(), ..Options::default() };
     let verification = verify_bundle(bundle, &options).map_err(Fatal::usage)?;
     let verified = verification.into_verified().map_err(|verification| {

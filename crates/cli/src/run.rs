@@ -3,10 +3,12 @@
 use crate::args::{self, Run};
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
-use crate::{say, watch};
+use crate::{records, say, watch};
+use hotcell_ledger::bundle::NOTE;
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{CopyError, CopyResult, GetRequest, PutRequest};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
+use hotcell_verify::Verdict;
 use hotcell_vm::{AccelChoice, JailChoice};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::File;
@@ -196,7 +198,9 @@ fn summary(report: &RunReport, result: Option<&ExecResult>) {
     if let Some(why) = result.and_then(|result| result.not_started.as_ref()) {
         say::note(why);
     }
-    if let Some(error) = &report.error {
+    if let Some(error) = &report.error
+        && !report.explained.iter().any(|text| text.contains(error.as_str()))
+    {
         say::note(error);
     }
     let mut line = report.verdict.to_string();
@@ -214,6 +218,25 @@ fn summary(report: &RunReport, result: Option<&ExecResult>) {
         line.push_str(&format!(", record: {}", bundle.display()));
     }
     say::note(line);
+    if report.verdict != Verdict::Allowed
+        && let Some(line) = afterword(report)
+    {
+        say::note(line);
+    }
+}
+
+/// Of a run that is not ALLOWED: what broke, what to do, and where to see it.
+fn afterword(report: &RunReport) -> Option<String> {
+    let mut parts: Vec<String> = report.explained.iter().take(1).cloned().collect();
+    if let Some(bundle) = &report.bundle {
+        let name = records::name_of(bundle);
+        // A page is made of what was sealed alone.
+        parts.push(match bundle.join(NOTE).is_file() {
+            true => format!("All of it: `hotcell report {name} -o run.html`"),
+            false => format!("What there is of it: `hotcell verify {name}`"),
+        });
+    }
+    (!parts.is_empty()).then(|| parts.join(" "))
 }
 
 fn print_json(report: &RunReport, line_open: bool) {

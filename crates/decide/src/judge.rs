@@ -277,7 +277,7 @@ impl Judge {
         if granted {
             self.denials.good();
         } else {
-            self.denied(at, now, format!("{name} was not granted"));
+            self.denied(at, now, format!("{name} {:?} was not granted", request.resource()));
         }
     }
 

@@ -76,6 +76,19 @@ const DISK_WATCHED: &str = "disk";
 /// The reading of the disk at the end.
 const DISK_READ: &str = "disk_read";
 
+/// Failures that a verdict names.
+const MAX_FAILED: usize = 16;
+
+/// A failure as a reason, and for people.
+fn failure(stage: &str, error: &str) -> (String, String) {
+    (format!("failed {stage}"), format!("Hotcell could not do it, at {stage}: {error}."))
+}
+
+/// What a record does not say, for people.
+fn unsaid(what: &str) -> String {
+    format!("The record does not say enough to be judged ({what}): the run was cut short. Run it again.")
+}
+
 /// How the first exec of a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExecExit {
@@ -96,6 +109,8 @@ pub struct DerivedVerdict {
     pub verdict: Verdict,
     /// Its reasons: of a kill by name, of the others in short words.
     pub reasons: Vec<String>,
+    /// For people: what broke and what to do about it, one text for each reason, the first first. May quote the guest.
+    pub explained: Vec<String>,
     /// Whether the run took as long as it may.
     pub timed_out: bool,
     /// The signal by which the operator stopped it.
@@ -155,7 +170,8 @@ pub struct VerdictFold {
     gate1: GateReport,
     last: Option<(u64, u64)>,
     seen: BTreeSet<&'static str>,
-    failed: Vec<String>,
+    /// Stage and error of each failure.
+    failed: Vec<(String, String)>,
     timed_out: bool,
     interrupted: Option<i32>,
     exit: Option<ExecExit>,
@@ -248,15 +264,27 @@ impl VerdictFold {
                 missing.push(format!("missing {DISK_READ}"));
             }
         }
-        let (verdict, reasons) = match &trip {
-            Some(trip) => (Verdict::Killed, trip.reason_names()),
-            None if !self.failed.is_empty() => (Verdict::Failed, self.failed),
-            None if !missing.is_empty() => (Verdict::Incomplete, missing),
-            None => (Verdict::Allowed, Vec::new()),
+        let (verdict, reasons, explained) = match &trip {
+            Some(trip) => {
+                let causes = trip.causes().iter();
+                let explained = causes.map(|cause| cause.reason.explained(&cause.detail)).collect();
+                (Verdict::Killed, trip.reason_names(), explained)
+            }
+            None if !self.failed.is_empty() => {
+                let failed = self.failed.into_iter();
+                let (reasons, explained) = failed.map(|(stage, error)| failure(&stage, &error)).unzip();
+                (Verdict::Failed, reasons, explained)
+            }
+            None if !missing.is_empty() => {
+                let explained = missing.iter().map(|what| unsaid(what)).collect();
+                (Verdict::Incomplete, missing, explained)
+            }
+            None => (Verdict::Allowed, Vec::new(), Vec::new()),
         };
         DerivedVerdict {
             verdict,
             reasons,
+            explained,
             timed_out: self.timed_out,
             interrupted: self.interrupted,
             exit: self.exit,
@@ -330,13 +358,11 @@ impl VerdictFold {
             }
             HostFact::DiskRead { at: DiskMoment::Quiet | DiskMoment::Dead, unread, .. } => {
                 self.seen.insert(DISK_READ);
-                if unread.is_some() && self.failed.len() < 16 {
-                    self.failed.push(format!("failed {DISK_READ}"));
+                if let Some(unread) = unread {
+                    self.fail(DISK_READ, unread);
                 }
             }
-            HostFact::Failed { stage, .. } if self.failed.len() < 16 => {
-                self.failed.push(format!("failed {stage}"));
-            }
+            HostFact::Failed { stage, error } => self.fail(stage, error),
             HostFact::Timeout { .. } => self.timed_out = true,
             HostFact::Interrupted { signal } => {
                 self.interrupted.get_or_insert(*signal);
@@ -350,6 +376,12 @@ impl VerdictFold {
                 self.recorded = Some((*verdict, reasons.clone(), *timed_out));
             }
             _ => {}
+        }
+    }
+
+    fn fail(&mut self, stage: &str, error: &str) {
+        if self.failed.len() < MAX_FAILED {
+            self.failed.push((stage.to_owned(), error.to_owned()));
         }
     }
 

@@ -41,6 +41,15 @@ fn the_page_lists_every_reason_to_kill() {
 }
 
 #[test]
+fn the_page_of_reasons_says_of_each_what_the_program_says() {
+    let page = page("reasons.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let rows: Vec<String> = rows.map(str::to_owned).collect();
+    let row = |reason: &Reason| format!("| `{reason}` | {} | {} |", reason.words(), reason.cure());
+    assert_eq!(rows, Reason::ALL.iter().map(row).collect::<Vec<_>>());
+}
+
+#[test]
 fn the_page_lists_every_rule_of_the_broker_and_its_answer() {
     let page = page("policy.md");
     let section = section(&page, "What the broker answers");

@@ -63,6 +63,7 @@ pub fn render(bundle: &VerifiedBundle) -> io::Result<String> {
                         ": " (verification.derived.reasons.join(", "))
                     }
                 }
+                @for why in &verification.derived.explained { p { (why) } }
                 h2 { "What was checked" }
                 pre { (to_text(verification)) }
                 h2 { "What happened" }

@@ -3,7 +3,7 @@
 //! Everything here can be recomputed from the record, or is a measurement of
 //! time that proves nothing. A verifier does not trust it.
 
-use hotcell_decide::{DerivedVerdict, Verdict};
+use hotcell_decide::{DerivedVerdict, Reason, Verdict};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,6 +17,8 @@ pub struct RunReport {
     pub verdict: Verdict,
     /// Why it was stopped.
     pub kill: Kill,
+    /// For people: what broke and what to do about it, one text for each reason of the verdict. May quote the guest.
+    pub explained: Vec<String>,
     /// Whether the record is well formed.
     pub gate1: Gate1,
     /// The first exec's exit code, 128+n for a signal; none where it did not end.
@@ -100,11 +102,16 @@ impl RunReport {
 
     /// A report of a run that nothing was recorded of and no machine was started for.
     pub(crate) fn unrecorded(run_id: &str, verdict: Verdict, error: String) -> RunReport {
-        let reasons = if verdict == Verdict::Killed { vec!["evaluator_failure".into()] } else { Vec::new() };
+        let reasons = if verdict == Verdict::Killed {
+            vec![Reason::EvaluatorFailure.name().into()]
+        } else {
+            Vec::new()
+        };
         RunReport {
             run_id: run_id.to_owned(),
             verdict,
             kill: Kill { absolute: !reasons.is_empty(), reasons },
+            explained: Vec::new(),
             gate1: Gate1::default(),
             exit_code: None,
             timed_out: false,
@@ -132,6 +139,7 @@ impl RunReport {
             reasons: derived.trip.as_ref().map(|trip| trip.reason_names()).unwrap_or_default(),
             absolute: derived.trip.as_ref().is_some_and(|trip| trip.is_absolute()),
         };
+        self.explained.clone_from(&derived.explained);
         let violations: Vec<String> = derived.gate1.violations.iter().map(ToString::to_string).collect();
         self.gate1 = Gate1 { ok: violations.is_empty(), violations };
         self.exit_code = derived.exit.and_then(|exit| exit.code.or(exit.signal.map(|signal| 128 + signal)));

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// What is asked.
 #[derive(Debug, Args)]
 pub struct Question {
-    /// The record's folder.
+    /// The record: its folder; for `hotcell verify` also the name of its run or the beginning of it.
     #[arg(value_name = "BUNDLE")]
     pub bundle: PathBuf,
     /// A checkpoint that was kept elsewhere; may be given several times.

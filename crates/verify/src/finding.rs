@@ -123,6 +123,8 @@ reasons! {
     VerdictDisagrees = "VERDICT_DISAGREES", NotIntact;
     /// `report.json` can't be read.
     ReportUnreadable = "REPORT_UNREADABLE", NotIntact;
+    /// `reaped.json` is there: `hotcell` itself was killed, and what it left was ended later.
+    Reaped = "REAPED", Notice;
 }
 
 impl fmt::Display for Reason {

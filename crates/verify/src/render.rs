@@ -10,6 +10,8 @@ use crate::verify::{Outcome, Verification};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
+/// Reasons of a verdict that the text explains.
+const SHOWN_EXPLAINED: usize = 10;
 /// Gate 1's violations that the text shows.
 const SHOWN_VIOLATIONS: usize = 10;
 
@@ -108,6 +110,9 @@ fn write_text(v: &Verification, out: &mut String) -> std::fmt::Result {
         format!(": {}", v.derived.reasons.join(", "))
     };
     writeln!(out, "verdict    {}, as the record gives it{}", v.derived.verdict, printable(reasons))?;
+    for why in v.derived.explained.iter().take(SHOWN_EXPLAINED) {
+        writeln!(out, "why        {}", printable(why))?;
+    }
     for finding in v.findings.list() {
         let mark = match finding.reason.severity() {
             Severity::NotIntact => "BROKEN    ",
@@ -165,6 +170,7 @@ pub fn to_json(v: &Verification) -> Value {
         "exit_code": v.outcome().exit_code(),
         "verdict": v.derived.verdict.as_str(),
         "reasons": v.derived.reasons,
+        "explained": v.derived.explained,
         "reported_verdict": v.reported,
         "ledger": {
             "blocks": v.checkpoint.height, "events": v.events, "head": v.checkpoint.head.to_hex(),

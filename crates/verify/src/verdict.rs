@@ -22,6 +22,8 @@ pub struct Derived {
     pub verdict: Verdict,
     /// Why; at most some dozens.
     pub reasons: Vec<String>,
+    /// What broke and what to do about it, one text for each reason. May quote the guest.
+    pub explained: Vec<String>,
     /// Whether the record's own verdict, where it has its end, is this one.
     pub agrees_with_record: bool,
     /// Packages that the run asked for and its policy approved for a rebuild of the image, each as `name==version sha256:…`.
@@ -34,6 +36,7 @@ impl Default for Derived {
         Derived {
             verdict: Verdict::Incomplete,
             reasons: Vec::new(),
+            explained: Vec::new(),
             agrees_with_record: true,
             pending_rebuild: Vec::new(),
         }
@@ -93,8 +96,8 @@ impl Judging {
         if let Some(fold) = self.fold {
             let derived = fold.finish();
             let agrees_with_record = derived.agrees_with_record();
-            let DerivedVerdict { verdict, reasons, pending_rebuild, gate1, .. } = derived;
-            return (Derived { verdict, reasons, agrees_with_record, pending_rebuild }, gate1);
+            let DerivedVerdict { verdict, reasons, explained, pending_rebuild, gate1, .. } = derived;
+            return (Derived { verdict, reasons, explained, agrees_with_record, pending_rebuild }, gate1);
         }
         self.lineage.finish().for_each(|violation| self.gate1.add(violation));
         let why = self.unjudged.unwrap_or_else(|| "the record ends before its spec".to_owned());

@@ -10,12 +10,15 @@ use crate::finding::{Findings, Reason, Severity};
 use crate::objects::{ObjectSource as _, Objects};
 use crate::verdict::{Derived, Judging};
 use hotcell_decide::{Direction, HostFact, Verdict};
-use hotcell_ledger::bundle::{BundleDir, FileFault, LEDGER, MAX_FILES, NOTE};
+use hotcell_ledger::bundle::{BundleDir, FileFault, LEDGER, MAX_FILES, NOTE, OBJECTS};
 use hotcell_ledger::note::MAX_NOTE_LEN;
 use hotcell_ledger::{Checkpoint, Digest, Event, GateReport, Payload, VerifierKey};
 use serde::Deserialize;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 /// Longest report that is read; it is parsed for one field, in flat memory.
@@ -26,6 +29,10 @@ const MAX_FACT_LEN: usize = 64 * 1024;
 const SPEC: &[u8] = b"spec.json";
 /// The report's file name.
 const REPORT: &[u8] = b"report.json";
+/// What the reaper leaves in a record whose `hotcell` was killed.
+const REAPED: &[u8] = b"reaped.json";
+/// Records that are named of a folder of them.
+const SHOWN_RECORDS: usize = 5;
 
 /// What to compare a bundle with.
 #[derive(Debug, Default)]
@@ -45,6 +52,19 @@ pub enum VerifyError {
     /// There is no such directory.
     #[error("{} is not a bundle: give the directory that a run left", .0.display())]
     NoBundle(PathBuf, #[source] io::Error),
+    /// The directory holds nothing of a record.
+    #[error("nothing of a record lies in {}: give the directory that a run left", .0.display())]
+    NothingOfIt(PathBuf),
+    /// The directory is one in which records lie.
+    #[error("{} is a folder of {count} records: {names}. Give one of them", bundle.display())]
+    FolderOfRecords {
+        /// What was given.
+        bundle: PathBuf,
+        /// How many there are.
+        count: usize,
+        /// Some of them.
+        names: String,
+    },
     /// The disk failed.
     #[error("failed to read the bundle {}", .0.display())]
     Io(PathBuf, #[source] io::Error),
@@ -143,6 +163,7 @@ impl VerifiedBundle {
 pub fn verify_bundle(bundle: &Path, options: &Options) -> Result<Verification, VerifyError> {
     let io_fault = |error| VerifyError::Io(bundle.to_owned(), error);
     let dir = BundleDir::open(bundle).map_err(|error| VerifyError::NoBundle(bundle.to_owned(), error))?;
+    check_asked(bundle).map_err(io_fault)?.map_or(Ok(()), Err)?;
     let listing = dir.list().map_err(io_fault)?;
     let mut findings = Findings::default();
     files::check_strange(&listing, &mut findings);
@@ -187,6 +208,10 @@ pub fn verify_bundle(bundle: &Path, options: &Options) -> Result<Verification, V
         }
     }
     objects.finish(chain.ended, &mut findings);
+    if !chain.ended && listing.files.iter().any(|path| path == REAPED) {
+        let why = "reaped.json says that `hotcell` itself was killed, and what it left was ended later";
+        findings.add(Reason::Reaped, why);
+    }
     // In a record without its end the fact may be lost that the file had.
     if chain.ended {
         files::check_copies(&dir, &listing, &copied, &mut findings);
@@ -211,6 +236,38 @@ pub fn verify_bundle(bundle: &Path, options: &Options) -> Result<Verification, V
         checkpoints,
         unanchored_blocks,
     })
+}
+
+/// Why the directory is not a record at all, not even one that lost its ledger.
+fn check_asked(bundle: &Path) -> io::Result<Option<VerifyError>> {
+    if is_record(bundle) {
+        return Ok(None);
+    }
+    let mut names = BTreeSet::new();
+    let mut count = 0;
+    for entry in std::fs::read_dir(bundle)?.take(MAX_FILES) {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() && is_record(&entry.path()) {
+            count += 1;
+            names.insert(entry.file_name().to_string_lossy().escape_debug().to_string());
+            if names.len() > SHOWN_RECORDS {
+                names.pop_last();
+            }
+        }
+    }
+    let bundle = bundle.to_owned();
+    if count == 0 {
+        return Ok(Some(VerifyError::NothingOfIt(bundle)));
+    }
+    let more = if count > names.len() { ", …" } else { "" };
+    let names = names.into_iter().collect::<Vec<_>>().join(", ") + more;
+    Ok(Some(VerifyError::FolderOfRecords { bundle, count, names }))
+}
+
+/// Whether a directory has anything that only a record has.
+fn is_record(dir: &Path) -> bool {
+    let names = [LEDGER.as_bytes(), NOTE.as_bytes(), SPEC, REPORT, OBJECTS.as_bytes()];
+    names.iter().any(|name| dir.join(OsStr::from_bytes(name)).symlink_metadata().is_ok())
 }
 
 fn open_notes(

@@ -34,3 +34,4 @@ mod starts;
 mod streams;
 mod templates;
 mod watch;
+mod words;

@@ -255,6 +255,13 @@ fn cases() -> Vec<Case> {
             let bytes = b.read("ledger.ames");
             b.write("ledger.ames", &bytes[..bytes.len() - 60]);
         }),
+        case("crash, then reaped", "NO_CLOSING_MARKER REAPED", 3, |b| {
+            crash(b);
+            let mut blocks = b.blocks();
+            blocks.pop();
+            b.set_blocks(&blocks);
+            b.write("reaped.json", "{}");
+        }),
         case("crash, then a bit flipped", "EVENT_ALTERED NO_CLOSING_MARKER VERDICT_DISAGREES", 1, |b| {
             crash(b);
             let mut blocks = b.blocks();
@@ -320,6 +327,40 @@ fn the_doc_lists_every_reason() {
         doc_rows("## Reasons").iter().map(|row| row.split('`').nth(1).unwrap().to_owned()).collect();
     let all: Vec<&str> = Reason::ALL.iter().map(|r| r.as_str()).collect();
     assert_eq!(listed, all);
+}
+
+/// What was asked for is told apart from what was done to a record.
+#[test]
+fn a_folder_of_records_is_no_record_without_its_ledger() {
+    let parent = tempfile::tempdir().unwrap();
+    let ask = || match verify_bundle(parent.path(), &Options::default()) {
+        Err(error) => error.to_string(),
+        Ok(v) => reasons(&v).join(" "),
+    };
+    assert!(ask().contains("nothing of a record"), "{}", ask());
+    let records: Vec<Bundle> = (0..9).map(|_| Plan::default().build()).collect();
+    for (number, record) in records.iter().enumerate() {
+        std::os::unix::fs::symlink(record.dir.path(), parent.path().join(format!("a-link-{number}")))
+            .unwrap();
+        std::fs::rename(record.dir.path(), parent.path().join(format!("run-{number}"))).unwrap();
+    }
+    std::fs::create_dir(parent.path().join("other")).unwrap();
+    let said = ask();
+    assert!(said.contains("folder of 9 records: run-0, run-1,") && said.contains("run-4, …"), "{said}");
+    assert!(!said.contains("run-5") && !said.contains("link") && !said.contains("other"), "{said}");
+    // One word of a record, and it is one whose ledger was deleted.
+    for (name, folder) in
+        [("checkpoint.note", false), ("spec.json", false), ("report.json", false), ("objects", true)]
+    {
+        let path = parent.path().join(name);
+        if folder {
+            std::fs::create_dir(&path).unwrap()
+        } else {
+            std::fs::write(&path, "x").unwrap()
+        }
+        assert!(ask().contains("LEDGER_DELETED"), "{name}: {}", ask());
+        if folder { std::fs::remove_dir(&path).unwrap() } else { std::fs::remove_file(&path).unwrap() }
+    }
 }
 
 /// Against a checkpoint that was kept: the honest bundle's note.

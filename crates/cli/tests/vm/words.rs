@@ -1,0 +1,72 @@
+//! What the command says to people: what broke and what to do, records by their names, and no more than was asked for.
+
+use crate::harness::{Job, home, hotcell};
+use std::fs;
+use std::process::Output;
+
+fn asked(words: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = hotcell().args(words).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (status.code().unwrap(), text(stdout), text(stderr))
+}
+
+#[test]
+fn a_run_that_is_not_allowed_ends_with_what_broke_what_to_do_and_where_to_see_it() {
+    let many = "for i in 1 2 3 4; do echo $i >/workspace/f$i; done; sync; sleep 100";
+    let killed = Job::sh(many).policy("[capabilities]\nspawn = true\n").run();
+    assert_eq!(killed.code, Some(99), "{killed:?}");
+    let err = killed.err();
+    let last = err.lines().last().unwrap();
+    for word in
+        ["files changed", "/workspace/f", "no grant covers it", "[capabilities] write", "hotcell report"]
+    {
+        assert!(last.contains(word), "{word}: {err}");
+    }
+    assert!(
+        last.contains(killed.bundle().to_str().unwrap()),
+        "a record elsewhere is named by its folder: {err}"
+    );
+    let explained = killed.report("/explained")[0].as_str().unwrap();
+    assert!(last.contains(explained), "{killed:?}");
+    // The same out of the record, for people and as a page.
+    let (_, verified, _) = asked(&["verify", killed.bundle().to_str().unwrap()]);
+    assert!(verified.contains(explained), "{verified}");
+    let (_, page, _) = asked(&["report", killed.bundle().to_str().unwrap()]);
+    assert!(page.contains("no grant covers it). Grant the files"), "{page}");
+
+    let failed = Job::new(["true"]).flags(["--get", "/workspace/no/such"]).run();
+    assert_eq!(failed.code, Some(125), "{failed:?}");
+    let err = failed.err();
+    let last = err.lines().last().unwrap();
+    assert!(last.contains("at get: ") && last.contains("hotcell report"), "{err}");
+    assert_eq!(err.matches("no/such").count(), 1, "said once: {err}");
+
+    // The control has nothing to explain, and ends with its verdict.
+    let allowed = Job::new(["true"]).run();
+    allowed.assert_allowed(0);
+    assert!(allowed.err().lines().last().unwrap().starts_with("hotcell: ALLOWED"), "{allowed:?}");
+}
+
+#[test]
+fn a_record_is_found_by_its_runs_name_and_a_folder_of_records_is_no_record() {
+    let runs = home().join("state/runs");
+    let outcome = Job::new(["true"]).out_at(&runs).run();
+    let id = outcome.run_id.as_str();
+    let (_, listed, _) = asked(&["ps", "--all"]);
+    let row =
+        listed.lines().find(|line| line.starts_with(&format!("{id} "))).unwrap_or_else(|| panic!("{listed}"));
+    assert!(row.contains("over") && row.contains("ALLOWED, says its report"), "{row}");
+    let (code, text, err) = asked(&["verify", id]);
+    assert_eq!(code, 0, "{err}");
+    assert!(text.contains("INTACT") && text.contains(runs.join(id).to_str().unwrap()), "{text}");
+    assert_eq!(asked(&["report", id]).0, 0);
+    let (code, _, err) = asked(&["verify", runs.to_str().unwrap()]);
+    assert!(code == 2 && err.contains("is a folder of"), "{code} {err}");
+    let (code, _, err) = asked(&["report", "no-such-run-at-all"]);
+    assert!(code == 2 && err.contains("ps --all"), "{code} {err}");
+    // A record that lost its ledger stays one.
+    fs::remove_file(runs.join(id).join("ledger.ames")).unwrap();
+    let (code, text, _) = asked(&["verify", id]);
+    assert!(code == 1 && text.contains("LEDGER_DELETED"), "{code} {text}");
+    fs::remove_dir_all(runs.join(id)).unwrap();
+}
