@@ -24,7 +24,7 @@ pub(crate) fn ps(args: &args::Ps) -> Result<ExitCode, Fatal> {
         say::json(&value)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if runs.is_empty() && !(args.all && !over.is_empty()) {
+    if runs.is_empty() && (!args.all || over.is_empty()) {
         let rest = match over.len() {
             0 => String::new(),
             1 => "; 1 is over: `hotcell ps --all`".to_owned(),
