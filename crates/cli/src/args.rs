@@ -1,6 +1,9 @@
 //! The command line as it is typed.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use hotcell_image::ImageName;
+use hotcell_policy::{CleanPath, is_run_id};
+use hotcell_runtime::PutRequest;
 use std::path::PathBuf;
 
 const ENVIRONMENT: &str = "Environment:
@@ -52,7 +55,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// The image to boot.
-    #[arg(long, default_value = "busybox", value_name = "NAME")]
+    #[arg(long, default_value = "busybox", value_name = "NAME", value_parser = image_name)]
     pub(crate) image: String,
     /// What the run may do; without it: write in /workspace, start the image's programs, and nothing else.
     #[arg(long, value_name = "FILE.toml")]
@@ -73,7 +76,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) cold: bool,
     /// Name of the run: 8 to 64 of a-z 0-9 -, beginning with a letter or digit.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = run_name)]
     pub(crate) name: Option<String>,
     /// Folder in which the record is made.
     #[arg(long, value_name = "DIR")]
@@ -87,13 +90,13 @@ pub(crate) struct Run {
     pub(crate) put: Vec<(PathBuf, String)>,
     /// Copy a file or folder out of the machine after the command, into the record's folder `files`. May be given several
     /// times.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = guest_path)]
     pub(crate) get: Vec<String>,
     /// A variable of the command's environment. May be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
     /// The command's working directory, an absolute path in the machine; else the image's, else /workspace.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = guest_path)]
     pub(crate) cwd: Option<String>,
     /// Numbers of the command's user and group, not 0; else the image's.
     #[arg(long, value_name = "UID[:GID]", value_parser = user)]
@@ -112,9 +115,29 @@ pub(crate) struct Run {
 /// The last `:/` parts the two, since the guest's path is absolute and a path of this host may have a colon.
 fn put(text: &str) -> Result<(PathBuf, String), String> {
     match text.rsplit_once(":/") {
-        Some((source, target)) if !source.is_empty() => Ok((source.into(), format!("/{target}"))),
+        Some((source, target)) if !source.is_empty() => {
+            let target = guest_path(&format!("/{target}"))?;
+            PutRequest::check_target(&target)?;
+            Ok((source.into(), target))
+        }
         _ => Err("write SRC:DST, DST an absolute path in the machine".into()),
     }
+}
+
+/// A path in the machine, in its plain spelling.
+fn guest_path(text: &str) -> Result<String, String> {
+    CleanPath::clean(text).map(|path| path.as_str().to_owned()).map_err(|error| error.to_string())
+}
+
+fn image_name(text: &str) -> Result<String, String> {
+    ImageName::new(text).map(|name| name.to_string()).map_err(|error| error.to_string())
+}
+
+fn run_name(text: &str) -> Result<String, String> {
+    if is_run_id(text) {
+        return Ok(text.to_owned());
+    }
+    Err("use 8 to 64 of a-z 0-9 -, beginning with a letter or digit".into())
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {
@@ -242,7 +265,7 @@ pub(crate) struct TemplateRm {
 #[derive(Debug, Args)]
 pub(crate) struct ImageRebuild {
     /// Name of the image.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = image_name)]
     pub(crate) name: String,
     /// The record of the run. It must be intact and signed by you or by a key that you give.
     #[arg(long, value_name = "BUNDLE")]
@@ -261,7 +284,7 @@ pub(crate) struct ImageRebuild {
 #[derive(Debug, Args)]
 pub(crate) struct ImageBuild {
     /// Name of the image.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = image_name)]
     pub(crate) name: String,
     /// What it is built from.
     #[arg(
@@ -297,7 +320,7 @@ pub(crate) struct ImageBuild {
 #[derive(Debug, Args)]
 pub(crate) struct ImageShow {
     /// Name of the image.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = image_name)]
     pub(crate) name: String,
     /// Print everything, the manifest included, as JSON.
     #[arg(long)]
@@ -307,7 +330,7 @@ pub(crate) struct ImageShow {
 #[derive(Debug, Args)]
 pub(crate) struct ImageRm {
     /// Name of the image.
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = image_name)]
     pub(crate) name: String,
 }
 
@@ -367,8 +390,10 @@ mod tests {
     #[test]
     fn values_are_taken_apart_where_they_can_only_be() {
         assert_eq!(put("a:b:/workspace/x:y"), Ok(("a:b".into(), "/workspace/x:y".into())));
-        assert_eq!(put("a:/b:/c"), Ok(("a:/b".into(), "/c".into())));
-        assert!(put("a").is_err() && put("a:b").is_err() && put(":/b").is_err());
+        assert_eq!(put("a:/b:/tmp/c"), Ok(("a:/b".into(), "/tmp/c".into())));
+        for wrong in ["a", "a:b", ":/tmp/b", "a:/etc/b", "a:/tmp/../b", "a:/workspace/\0"] {
+            assert!(put(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(variable("A=b=c\n"), Ok(("A".into(), "b=c\n".into())));
         assert!(variable("=b").is_err() && variable("A").is_err());
         assert_eq!((user("7"), user("7:8")), (Ok((7, 7)), Ok((7, 8))));

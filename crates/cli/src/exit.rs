@@ -2,13 +2,15 @@
 //!
 //! | command | code | when |
 //! |---|---|---|
-//! | any | 2 | the command line is wrong |
+//! | any | 2 | the command line is wrong: what it says can't be, whatever this host has |
+//! | any | 125 | what it names can't be had: a file, a policy, an image, a part of this host |
 //! | `run` | the command's own, 128+n for a signal | verdict ALLOWED |
 //! | `run` | 99 | KILLED |
 //! | `run` | 124 | the run took as long as it may |
 //! | `run` | 125 | FAILED: Hotcell could not do it |
 //! | `run` | 128+n | stopped by signal n |
-//! | `verify` | 0, 1, 3 | intact, not intact, incomplete |
+//! | `verify`, `report` | 0, 1, 3 | intact, not intact, incomplete |
+//! | those that read a record | 2 | there is no such record |
 //! | `doctor` | 0, 125 | a run is possible here, or not |
 
 use crate::say;

@@ -9,6 +9,7 @@ mod bar;
 mod demo;
 mod doctor;
 mod exit;
+mod habits;
 mod home;
 mod image;
 mod kernel;
@@ -32,8 +33,22 @@ use std::sync::Arc;
 fn main() -> ExitCode {
     // A limit on the size of files is a disk that takes no more: an error of the write, and no sudden death that leaves a run.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
-    let cli = args::Cli::parse();
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return unread(&error),
+    };
     dispatch(cli).unwrap_or_else(|fatal| fatal.report())
+}
+
+/// A command line that can't be read, or a question about it.
+fn unread(error: &clap::Error) -> ExitCode {
+    // Whoever closed the stream does not want it.
+    let _ = error.print();
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some(hint) = habits::hint(error, &words) {
+        say::note(hint);
+    }
+    if error.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS }
 }
 
 fn dispatch(cli: args::Cli) -> Result<ExitCode, Fatal> {

@@ -1,7 +1,7 @@
 //! `hotcell report`.
 
 use crate::exit::Fatal;
-use crate::records;
+use crate::{records, say};
 use hotcell_verify::{Options, verify_bundle};
 use std::fs::File;
 use std::io::Write;
@@ -22,13 +22,11 @@ pub(crate) fn report(bundle: &Path, out: Option<&Path>) -> Result<ExitCode, Fata
         )
     })?;
     let page = hotcell_report::render(&verified).map_err(Fatal::failed)?;
-    let written = match out {
-        Some(path) => File::create(path).and_then(|mut file| file.write_all(page.as_bytes())),
-        None => std::io::stdout().write_all(page.as_bytes()),
-    };
-    written.map_err(|error| {
-        let place = out.map_or_else(|| "standard output".to_owned(), |path| path.display().to_string());
-        Fatal::failed(format!("can't write the page to {place}: {error}"))
-    })?;
+    match out {
+        Some(path) => File::create(path)
+            .and_then(|mut file| file.write_all(page.as_bytes()))
+            .map_err(|error| Fatal::failed(format!("can't write the page to {}: {error}", path.display())))?,
+        None => say::text_as_is(&page)?,
+    }
     Ok(ExitCode::SUCCESS)
 }

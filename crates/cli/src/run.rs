@@ -38,8 +38,8 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
         policy.limits.timeout_s = timeout;
     }
     // Looked at before anything exists: a source that can't be copied costs no machine.
-    let puts = args.put.iter().map(|(source, target)| PutRequest::new(source, target));
-    let puts = puts.collect::<Result<Vec<PutRequest>, CopyError>>().map_err(Fatal::failed)?;
+    let puts = args.put.iter().map(|(source, target)| Ok((target, PutRequest::new(source, target)?)));
+    let puts = puts.collect::<Result<Vec<_>, CopyError>>().map_err(Fatal::failed)?;
     let session = Session::open()?;
     let Run { image, name, argv, env, cwd, get: gets, accel, jail, kernel, out, cold, .. } = args;
     let asked_user = args.user;
@@ -97,17 +97,17 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
         }
     });
     let mut all_put = true;
-    for mut put in puts {
+    for (path, mut put) in puts {
         (put.uid, put.gid) = user;
-        all_put = all_put && copied(&run, "put", run.put(put), &say);
+        all_put = all_put && copied(&run, "put", path, run.put(put), &say);
     }
     // A command without its files is not what was asked for.
     let request = request.filter(|_| all_put);
     let result = request.and_then(|request| run.exec(request, io).wait().ok());
     if result.is_some() {
         for path in gets {
-            let get = GetRequest { uid: user.0, gid: user.1, ..GetRequest::into_bundle(path) };
-            copied(&run, "get", run.get(get), &say);
+            let get = GetRequest { uid: user.0, gid: user.1, ..GetRequest::into_bundle(&path) };
+            copied(&run, "get", &path, run.get(get), &say);
         }
     }
     let report = run.finish();
@@ -127,19 +127,20 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
 fn copied(
     run: &hotcell_runtime::Run,
     what: &str,
+    path: &str,
     outcome: Result<CopyResult, CopyError>,
     say: &dyn Fn(String),
 ) -> bool {
     match outcome {
         Ok(result) => {
             for left in &result.left_out {
-                say(format!("{what}: left out {left}"));
+                say(format!("{what} {path}: left out {left}"));
             }
             return true;
         }
         // Why is the report's to say.
-        Err(error @ CopyError::RunEnded(_)) => say(format!("{what}: {error}")),
-        Err(error) => run.fail(what, &error.to_string()),
+        Err(error @ CopyError::RunEnded(_)) => say(format!("{what} {path}: {error}")),
+        Err(error) => run.fail(what, &format!("{path}: {error}")),
     }
     false
 }

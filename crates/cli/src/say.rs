@@ -52,7 +52,12 @@ pub(crate) fn json(value: &serde_json::Value) -> Result<(), Fatal> {
 }
 
 fn write(text: &str) -> Result<(), Fatal> {
-    match io::stdout().write_all(format!("{text}\n").as_bytes()) {
+    text_as_is(&format!("{text}\n"))
+}
+
+/// What was asked for, on stdout, as it is: the caller has made it fit to be shown.
+pub(crate) fn text_as_is(text: &str) -> Result<(), Fatal> {
+    match io::stdout().write_all(text.as_bytes()) {
         // A reader who has enough is no failure.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Fatal::failed(format!("can't write to standard output: {error}")))

@@ -7,7 +7,7 @@ use crate::{profile, say};
 use hotcell_advisory::Fingerprint;
 use hotcell_image::{Guest, KernelKind, Store};
 use hotcell_ledger::{ClosedLedger, SigningKey};
-use hotcell_policy::{Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
+use hotcell_policy::{Code, Command, EnvironmentBaseline, ImageRef, PolicyDraft, RunDraft, SealedSpec};
 use hotcell_runtime::{Advisor, MeasuredBoot, Opinion, Patience, Runtime};
 use hotcell_vm::{
     Accel, AccelChoice, Acceleration, FileDigests, JailChoice, QemuBackend, Registry, TemplateStore,
@@ -208,7 +208,13 @@ impl Session {
         boot.owner = (config.uid, config.gid);
         draft.fingerprint = fingerprint.as_ref().map(Fingerprint::digest);
         let user = (image.details.config.uid, image.details.config.gid);
-        let spec = draft.seal().map_err(Fatal::failed)?;
+        let spec = draft.seal().map_err(|refused| {
+            let typed = [Code::CommandLine, Code::Environment];
+            match refused.codes().iter().all(|code| typed.contains(code)) {
+                true => Fatal::usage(refused),
+                false => Fatal::failed(refused),
+            }
+        })?;
         let advisor: Advisor = Arc::new(move |ledger| opinions(ledger, fingerprint.as_ref()));
         Ok(Prepared { spec, boot, advisor, user })
     }

@@ -5,14 +5,12 @@ use crate::home::Home;
 use crate::{records, say};
 use hotcell_ledger::{SigningKey, VerifierKey};
 use hotcell_verify::Question;
-use std::io::Write;
 use std::process::ExitCode;
 
 pub(crate) fn verify(mut question: Question) -> Result<ExitCode, Fatal> {
     question.bundle = records::find(&question.bundle)?;
     let answer = question.answer(own_key()).map_err(Fatal::usage)?;
-    // A closed pipe is no reason to give another answer.
-    let _ = std::io::stdout().write_all(answer.text.as_bytes());
+    say::text_as_is(&answer.text)?;
     Ok(ExitCode::from(answer.exit_code))
 }
 

@@ -231,7 +231,8 @@ impl<W: Write> Packer<W> {
 }
 
 fn say(name: &[u8], why: &str) {
-    let _ = writeln!(io::stderr(), "hotcell-pack: {:?}: {why}", String::from_utf8_lossy(name));
+    // Names in the archive have no leading slash. The host escapes what it shows.
+    let _ = writeln!(io::stderr(), "/{}: {why}", String::from_utf8_lossy(name));
 }
 
 fn header(kind: EntryType, stat: &Stat, size: u64) -> Header {

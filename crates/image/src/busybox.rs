@@ -8,7 +8,8 @@ use std::process::Command;
 
 /// Where Debian's and Ubuntu's busybox-static put it.
 const PLACES: [&str; 3] = ["/usr/bin/busybox", "/bin/busybox", "/usr/local/bin/busybox"];
-const ADVICE: &str = "Install busybox-static (Debian, Ubuntu: apt-get install busybox-static)";
+const INSTALL: &str = "Debian, Ubuntu: apt-get install busybox-static";
+const ADVICE: &str = "The busybox of Debian's or Ubuntu's package busybox-static is one that can be used";
 
 /// Directories that every root has: mount points and what programs expect.
 const DIRECTORIES: [(&str, u32); 16] = [
@@ -49,7 +50,7 @@ pub fn busybox_tree() -> Result<Tree, ImageError> {
         .iter()
         .map(Path::new)
         .find(|path| path.is_file())
-        .ok_or_else(|| fail("it is not installed".into()))?;
+        .ok_or(ImageError::NotInstalled { program: "a static busybox".into(), install: INSTALL })?;
     let bytes = fs::read(path).map_err(at(path))?;
     if !is_static_elf(&bytes) {
         return Err(fail(format!("{} is not a static x86-64 executable", path.display())));

@@ -6,14 +6,17 @@
 
 use crate::error::ImageError;
 use crate::layer::{Whiteouts, apply};
-use crate::program::Running;
+use crate::program::{Advice, Running};
 use crate::progress::Progress;
 use crate::stage::{Stage, refuse};
 use hotcell_policy::CleanPath;
 use std::process::Command;
 
-const ADVICE: &str = "Install mmdebstrap (Debian, Ubuntu: apt-get install mmdebstrap uidmap), check the suite and \
-     the package names; as an ordinary user it needs user namespaces and a line for you in /etc/subuid";
+const ADVICE: Advice = Advice {
+    install: "Debian, Ubuntu: apt-get install mmdebstrap uidmap",
+    failed: "Check the suite, the package names, the mirror and the network; an ordinary user also needs user namespaces, \
+             newuidmap (apt-get install uidmap) and a line in /etc/subuid",
+};
 
 /// What differs between two builds, or tells of the host.
 const CLEANED: [&str; 6] = [

@@ -27,7 +27,15 @@ pub enum ImageError {
         /// `; did you mean …`, or nothing.
         hint: String,
     },
-    /// A program that is needed is not there or fails.
+    /// A program that is needed is not there.
+    #[error("{program} is not installed. {install}")]
+    NotInstalled {
+        /// Which program.
+        program: String,
+        /// How to have it.
+        install: &'static str,
+    },
+    /// A program that is there fails.
     #[error("{program} failed: {why}. {advice}")]
     Program {
         /// Which program.

@@ -4,7 +4,7 @@
 
 use crate::error::{ImageError, at};
 use crate::oci::open_plain;
-use crate::program::Running;
+use crate::program::{Advice, Running};
 use crate::progress::Progress;
 use crate::stage::Stage;
 use crate::tree::Node;
@@ -15,8 +15,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-const ADVICE: &str = "Install pip on this host (Debian, Ubuntu: apt-get install python3-pip); every requirement \
-     must be pinned as name==version --hash=sha256:…, dependencies too, and have a wheel for the image's Python";
+const ADVICE: Advice = Advice {
+    install: "Debian, Ubuntu: apt-get install python3-pip",
+    failed: "Every requirement must be pinned as name==version --hash=sha256:…, dependencies too, and have a wheel for the \
+             image's Python; look at the network, too",
+};
+/// What the host's Python says where it has no pip.
+const NO_PIP: &str = "No module named pip";
 /// Newest glibc whose wheels are asked for, where the image's own can't be read: 2.17, which all have.
 const OLDEST_GLIBC: u32 = 17;
 /// Largest C library that is searched for its version.
@@ -176,7 +181,12 @@ pub(crate) fn install(
     for list in &lists {
         command.arg("-r").arg(list);
     }
-    Running::start("pip", ADVICE, &mut command)?.finish()?;
+    Running::start("pip", ADVICE, &mut command)?.finish().map_err(|error| match error {
+        ImageError::Program { program, why, .. } if why.ends_with(NO_PIP) => {
+            ImageError::NotInstalled { program, install: ADVICE.install }
+        }
+        error => error,
+    })?;
     let mut files: Vec<_> = fs::read_dir(&wheels)
         .map_err(at(&wheels))?
         .filter_map(|entry| Some(entry.ok()?.path()))

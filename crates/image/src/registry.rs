@@ -9,15 +9,17 @@
 use crate::error::{ImageError, at};
 use crate::limits::MAX_JSON;
 use crate::oci::{self, Applied, Blobs};
-use crate::program::Running;
+use crate::program::{Advice, Running};
 use crate::progress::Progress;
 use crate::source::Reference;
 use crate::stage::{Stage, too_much};
 use std::path::Path;
 use std::process::Command;
 
-const ADVICE: &str = "Install skopeo (Debian, Ubuntu: apt-get install skopeo), and check the reference, the network, \
-     and `skopeo login`";
+const ADVICE: Advice = Advice {
+    install: "Debian, Ubuntu: apt-get install skopeo",
+    failed: "Check the reference, the network, and `skopeo login`",
+};
 
 /// What skopeo says where the user has no file that says which signatures images must have.
 const NO_POLICY: [&str; 2] = ["trust policy", "no such file"];

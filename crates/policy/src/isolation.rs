@@ -86,8 +86,8 @@ pub(crate) fn check(draft: &RunDraft, findings: &mut Findings) {
     }
 }
 
-/// `[a-z0-9][a-z0-9-]{7,63}`.
-fn is_run_id(text: &str) -> bool {
+/// Whether a text can be a run's id: `[a-z0-9][a-z0-9-]{7,63}`.
+pub fn is_run_id(text: &str) -> bool {
     (8..=64).contains(&text.len())
         && !text.starts_with('-')
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

@@ -46,7 +46,7 @@ pub use draft::{
     BackendDraft, CapabilitiesDraft, ExecDraft, KataDraft, LimitsDraft, PolicyDraft, ProfileDraft,
     SealedPolicy, ThresholdsDraft, WorkspaceExec,
 };
-pub use isolation::IsolationPolicy;
+pub use isolation::{IsolationPolicy, is_run_id};
 pub use manifest::{EntryKind, Manifest, ManifestEntry, ManifestError};
 pub use parse::PolicyError;
 pub use path::{CleanPath, PathError, PathPolicy, Region};

@@ -16,7 +16,7 @@
 mod strip;
 mod tree;
 
-use hotcell_verify::{Moment, VerifiedBundle, to_text};
+use hotcell_verify::{Moment, VerifiedBundle, counted, to_text};
 use maud::{DOCTYPE, PreEscaped, html};
 use std::io;
 
@@ -75,7 +75,7 @@ pub fn render(bundle: &VerifiedBundle) -> io::Result<String> {
                     tr { th { "ms" } th { "who" } th { "what" } th { "detail" } }
                     @for moment in &timeline.first { (row(moment, begun)) }
                     @if timeline.left_out > 0 {
-                        tr { td colspan="4" { (timeline.left_out) " more events are not shown here; the drawing has them." } }
+                        tr { td colspan="4" { "Not shown here, but in the drawing: " (counted(timeline.left_out, "more event")) "." } }
                     }
                     @for moment in &timeline.last { (row(moment, begun)) }
                 }

@@ -18,14 +18,23 @@ const WIDTH: usize = 960;
 const HEIGHT: usize = 26;
 const TOP: usize = 6;
 
-const LANES: [(Lane, &str, &str); 6] = [
-    (Lane::Machine, "machine", "steps of the machine"),
-    (Lane::Process, "processes", "beginnings and ends of commands and processes"),
-    (Lane::File, "files", "changes of files"),
-    (Lane::Decision, "decisions", "decisions"),
-    (Lane::Told, "told", "statements of the guest"),
-    (Lane::Violation, "violations", "violations, faults and kills"),
+/// Each with its name, and what one and several events of it are.
+const LANES: [(Lane, &str, [&str; 2]); 6] = [
+    (Lane::Machine, "machine", ["step of the machine", "steps of the machine"]),
+    (
+        Lane::Process,
+        "processes",
+        ["beginning or end of a command or process", "beginnings and ends of commands and processes"],
+    ),
+    (Lane::File, "files", ["change of a file", "changes of files"]),
+    (Lane::Decision, "decisions", ["decision", "decisions"]),
+    (Lane::Told, "told", ["statement of the guest", "statements of the guest"]),
+    (Lane::Violation, "violations", ["violation, fault or kill", "violations, faults and kills"]),
 ];
+
+fn said(count: u64, [one, several]: [&str; 2]) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
 
 /// Draws it.
 pub(crate) fn draw(ticks: &[Tick]) -> Markup {
@@ -50,7 +59,7 @@ pub(crate) fn draw(ticks: &[Tick]) -> Markup {
     }
     let total = |lane: usize| counts.get(lane).map_or(0, |counts| counts.iter().sum::<u64>());
     let words: Vec<String> =
-        LANES.iter().enumerate().map(|(at, (.., words))| format!("{} {words}", total(at))).collect();
+        LANES.iter().enumerate().map(|(at, (.., words))| said(total(at), *words)).collect();
     let broken = counts.last().into_iter().flatten().enumerate().filter(|(_, count)| **count > 0);
     let lines: Vec<usize> = broken.map(|(column, _)| column).take(MAX_LINES).collect();
     html! {
@@ -64,7 +73,7 @@ pub(crate) fn draw(ticks: &[Tick]) -> Markup {
                     @let tall = height(*count);
                     rect class={ "lane" (at) } x=(format!("{:.1}", x(column))) y=(TOP + (at + 1) * HEIGHT - 3 - tall)
                         width=(format!("{:.1}", step.max(2.5))) height=(tall) {
-                        title { (count) " " (words) " at " (format!("{:.2} s", seconds * column as f64 / COLUMNS as f64)) }
+                        title { (said(*count, *words)) " at " (format!("{:.2} s", seconds * column as f64 / COLUMNS as f64)) }
                     }
                 }
             }
@@ -106,7 +115,7 @@ mod tests {
         ];
         let drawn = draw(&ticks).into_string();
         for words in
-            ["The run over 2.00 seconds", "2 changes of files", "1 violations, faults and kills", "files (2)"]
+            ["The run over 2.00 seconds", "2 changes of files", "1 violation, fault or kill", "files (2)"]
         {
             assert!(drawn.contains(words), "{words}: {drawn}");
         }
@@ -120,6 +129,6 @@ mod tests {
         assert!(draw(&many).into_string().len() < 80_000);
         assert!(draw(&[]).into_string().contains("0 changes of files"));
         let backwards = [tick(50, Lane::Machine), tick(0, Lane::File)];
-        assert!(draw(&backwards).into_string().contains("1 changes of files"));
+        assert!(draw(&backwards).into_string().contains("1 change of a file"));
     }
 }

@@ -13,7 +13,7 @@ fn the_page_has_the_verdict_and_escapes_what_the_guest_said() {
     assert!(page.contains("ALLOWED") && page.contains("hotcell.teardown"));
     assert!(!page.contains("<script") && page.contains("&lt;script&gt;alert"), "{page}");
     assert!(page.contains("tr class=\"said\""), "testimony is not told apart");
-    assert!(page.contains("1 changes of files") && page.contains("file create"), "{page}");
+    assert!(page.contains("1 change of a file") && page.contains("file create"), "{page}");
 }
 
 #[test]

@@ -169,7 +169,10 @@ fn of_fact(fact: &HostFact) -> Option<Glimpse> {
             step(format!("exec {exec} ended: {how:?}{number}").to_lowercase())
         }
         HostFact::Failed { stage, error } => step(format!("failed at {stage}: {error}")),
-        HostFact::VmExited { status, .. } => step(format!("the machine's process ended: {status}")),
+        HostFact::VmExited { expected: true, .. } => step("the host ended the machine".into()),
+        HostFact::VmExited { expected: false, status } => {
+            step(format!("the machine ended by itself: {status}"))
+        }
         HostFact::Teardown { verified, .. } => {
             step(format!("machine {}", if *verified { "gone" } else { "NOT KNOWN TO BE GONE" }))
         }
@@ -191,6 +194,19 @@ fn of_fact(fact: &HostFact) -> Option<Glimpse> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ordinary_end_of_a_machine_does_not_look_like_an_accident() {
+        let told = |expected| {
+            let fact = HostFact::VmExited { expected, status: "signal: 9 (SIGKILL)".into() };
+            match of_fact(&fact) {
+                Some(Glimpse::Step(text)) => text,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(told(true), "the host ended the machine");
+        assert_eq!(told(false), "the machine ended by itself: signal: 9 (SIGKILL)");
+    }
 
     #[test]
     fn an_onlooker_that_takes_nothing_holds_nobody_up_and_is_told_how_much_is_missing() {

@@ -10,6 +10,7 @@
 
 use crate::chain::Chain;
 use crate::finding::{Findings, Reason};
+use crate::render::counted;
 use hotcell_ledger::note::{Note, NoteSignature, OpenError};
 use hotcell_ledger::{Checkpoint, Digest, NoteBody, VerifierKey};
 
@@ -118,9 +119,9 @@ pub(crate) fn compare(note: &mut CheckedNote, chain: &Chain, ledger_exists: bool
     let name = &note.name;
     if chain.blocks < height {
         let detail = if ledger_exists {
-            format!("{name} covers {height} blocks, and the ledger has {}", chain.blocks)
+            format!("{name} covers {}, and the ledger has {}", counted(height, "block"), chain.blocks)
         } else {
-            format!("{name} covers {height} blocks, and there is no ledger")
+            format!("{name} covers {}, and there is no ledger", counted(height, "block"))
         };
         findings.add(Reason::Truncated, detail);
         return;

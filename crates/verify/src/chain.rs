@@ -17,6 +17,7 @@
 
 use crate::dense::{Dense, Place, range_text};
 use crate::finding::{Findings, Reason};
+use crate::render::counted;
 use hotcell_ledger::block::BLOCK_HEADER_LEN;
 use hotcell_ledger::scan::{BlockEnd, BlockStart, Item, Scanner, Tail};
 use hotcell_ledger::{BlockHeader, Checkpoint, Digest, Event, Payload};
@@ -264,14 +265,15 @@ impl Pass {
         self.chain.consistent &= end.fits();
         if end.events < end.header.event_count {
             let detail = format!(
-                "block {height} has {} events where its header says {}",
-                end.events, end.header.event_count
+                "block {height} has {} where its header says {}",
+                counted(end.events, "event"),
+                end.header.event_count
             );
             self.chain.findings.add(Reason::EventCount, detail);
         } else if !end.fits() && !self.anomaly_in_block {
             let detail = format!(
-                "the {} events of block {height} are in order and do not have the root that its header names",
-                end.events
+                "block {height} has {} in order, without the root that its header names",
+                counted(end.events, "event")
             );
             self.chain.findings.add(Reason::EventAltered, detail);
         }
@@ -287,13 +289,14 @@ impl Pass {
         let height = self.chain.blocks;
         if tail.root_fits {
             let says = tail.header.map_or(0, |header| header.event_count);
-            let detail =
-                format!("block {height} has {} events where its header says {says}", tail.whole_events);
+            let has = counted(tail.whole_events, "event");
+            let detail = format!("block {height} has {has} where its header says {says}");
             self.chain.findings.add(Reason::EventCount, detail);
         } else {
             let detail = format!(
-                "the file ends inside block {height}: {} bytes with {} whole events are lost",
-                tail.lost_bytes, tail.whole_events
+                "the file ends inside block {height}, which is lost: {} with {}",
+                counted(tail.lost_bytes, "byte"),
+                counted(tail.whole_events, "whole event")
             );
             self.chain.findings.add(Reason::TruncatedTail, detail);
         }

@@ -39,7 +39,7 @@ pub use command::{Answer, AskedWrongly, Question, read_keys};
 pub use finding::{Finding, Findings, Reason, Severity};
 pub use hotcell_decide::{SeenProcess, Verdict};
 pub use objects::{ObjectFault, ObjectSource};
-pub use render::{to_json, to_text};
+pub use render::{counted, to_json, to_text};
 pub use timeline::{Lane, Moment, Seen, Tick, Timeline};
 pub use verdict::Derived;
 pub use verify::{Options, Outcome, Verification, VerifiedBundle, VerifyError, verify_bundle};

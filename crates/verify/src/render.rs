@@ -50,6 +50,11 @@ const fn identity_name(identity: &Identity) -> &'static str {
     }
 }
 
+/// So many of a thing, in words.
+pub fn counted(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Lines for people.
 pub fn to_text(v: &Verification) -> String {
     let mut out = String::new();
@@ -65,16 +70,19 @@ fn write_text(v: &Verification, out: &mut String) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "ledger     {} events in {} blocks, head {}",
-        v.events, v.checkpoint.height, v.checkpoint.head
+        "ledger     {} in {}, head {}",
+        counted(v.events, "event"),
+        counted(v.checkpoint.height, "block"),
+        v.checkpoint.head
     )?;
     for note in v.note.iter().chain(&v.checkpoints) {
         let holds = if note.holds { "holds" } else { "does not hold" };
         let height = note.body.checkpoint.height;
         writeln!(
             out,
-            "checkpoint {}: {height} blocks, {holds}; {}",
+            "checkpoint {}: {}, {holds}; {}",
             printable(&note.name),
+            counted(height, "block"),
             identity_text(note)
         )?;
         for other in &note.unverified {
@@ -99,10 +107,10 @@ fn write_text(v: &Verification, out: &mut String) -> std::fmt::Result {
     for violation in v.gate1.violations.iter().take(SHOWN_VIOLATIONS) {
         writeln!(out, "gate 1     {violation}")?;
     }
-    let counted: u64 = v.gate1.counts.values().sum();
+    let violations: u64 = v.gate1.counts.values().sum();
     let shown = u64::try_from(v.gate1.violations.len().min(SHOWN_VIOLATIONS)).unwrap_or(0);
-    if counted > shown {
-        writeln!(out, "gate 1     and {} more", counted - shown)?;
+    if violations > shown {
+        writeln!(out, "gate 1     and {} more", violations - shown)?;
     }
     let reasons = if v.derived.reasons.is_empty() {
         String::new()
@@ -122,7 +130,7 @@ fn write_text(v: &Verification, out: &mut String) -> std::fmt::Result {
         writeln!(out, "{mark} {}: {}", finding.reason, printable(&finding.detail))?;
     }
     if v.findings.unlisted() > 0 {
-        writeln!(out, "           and {} more findings", v.findings.unlisted())?;
+        writeln!(out, "           and {}", counted(v.findings.unlisted(), "more finding"))?;
     }
     writeln!(out, "result     {}", v.outcome().as_str().to_uppercase())
 }

@@ -65,12 +65,80 @@ fn wrong_flags_are_usage_errors() {
     assert_paragraph(&nothing, &["CMD"]);
 }
 
+/// The rule of `exit.rs`: 2 where the words alone can't be, 125 where what they name can't be had.
+#[test]
+fn what_is_typed_wrongly_exits_with_2_and_what_can_not_be_had_with_125() {
+    warm_up();
+    let home = home().to_str().unwrap();
+    let none = "0".repeat(64);
+    let of_run: [(&[&str], i32); 15] = [
+        (&["--name", "short"], 2),
+        (&["--image", "a/b"], 2),
+        (&["--timeout", "0"], 2),
+        (&["--cwd", "relative"], 2),
+        (&["--get", "relative"], 2),
+        (&["--get", "/workspace/../../etc"], 2),
+        (&["--put", "x"], 2),
+        (&["--put", "/etc/hosts:/etc/hosts"], 2),
+        (&["--env", "=x"], 2),
+        (&["--user", "root"], 2),
+        (&["-it"], 2),
+        (&["--image", "nosuch"], 125),
+        (&["--policy", "/nonexistent"], 125),
+        (&["--policy", "/etc/hosts"], 125),
+        (&["--put", "/nonexistent:/workspace/x"], 125),
+    ];
+    let of_others: [(&[&str], i32); 27] = [
+        (&[], 2),
+        (&["frobnicate"], 2),
+        (&["images"], 2),
+        (&["run", "--"], 2),
+        (&["run", "busybox", "true"], 2),
+        (&["ps", "--frob"], 2),
+        (&["image", "show", "../x"], 2),
+        (&["image", "rm", "UPPER"], 2),
+        (&["image", "build", "x"], 2),
+        (&["image", "build", "a b", "--from", "busybox"], 2),
+        (&["image", "build", "x", "--from", "nonsense:y"], 2),
+        (&["image", "build", "x", "--from", "debian:bookworm", "--include", "a b"], 2),
+        (&["image", "rebuild", "busybox", "--from-run", "nosuch"], 2),
+        (&["template", "rm"], 2),
+        (&["verify"], 2),
+        (&["verify", "nosuch"], 2),
+        (&["verify", "/nonexistent"], 2),
+        (&["verify", home], 2),
+        (&["verify", home, "--key", "nonsense"], 2),
+        (&["report", "nosuch"], 2),
+        (&["report", home], 2),
+        (&["profile", "absorb", "nosuch", "-o", "/nonexistent/x"], 2),
+        (&["image", "show", "nosuch"], 125),
+        (&["image", "rm", "nosuch"], 125),
+        (&["image", "build", "x", "--from", "dir:/nonexistent"], 125),
+        (&["template", "rm", &none], 125),
+        (&["--help"], 0),
+    ];
+    let mut wrong = Vec::new();
+    let of_run = of_run.iter().map(|(flags, code)| {
+        let words: Vec<&str> = ["run"].iter().chain(*flags).chain(&["--", "true"]).copied().collect();
+        (words, *code)
+    });
+    for (words, code) in of_run.chain(of_others.iter().map(|(words, code)| (words.to_vec(), *code))) {
+        let output = hotcell().args(&words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let silent = code != 0 && said.trim().is_empty();
+        if output.status.code() != Some(code) || silent || said.contains("panicked") {
+            wrong.push(format!("{words:?}: {:?}, not {code}: {said}", output.status.code()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn images_that_do_not_exist_or_are_paths_are_refused() {
     warm_up();
     refused(&["--image", "nosuch"], 125, &["no image `nosuch`", "hotcell image ls"]);
     for path in ["a/b", "..", "../../etc", "/etc", ".hidden", ""] {
-        refused(&["--image", path], 125, &["no image name", "begin"]);
+        refused(&["--image", path], 2, &["no image name", "begin"]);
     }
 }
 
@@ -100,8 +168,8 @@ fn names_that_are_bad_or_taken_are_refused() {
             .args(["--", "true"])
             .output();
         let output = output.unwrap();
-        assert_eq!(output.status.code(), Some(125), "{name}: {output:?}");
-        assert_paragraph(&output, &["run id"]);
+        assert_eq!(output.status.code(), Some(2), "{name}: {output:?}");
+        assert_paragraph(&output, &["--name <ID>", "8 to 64"]);
         assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0);
     }
     let out = tempfile::tempdir().unwrap();

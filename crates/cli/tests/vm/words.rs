@@ -2,7 +2,7 @@
 
 use crate::harness::{Job, home, hotcell};
 use std::fs;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 fn asked(words: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = hotcell().args(words).output().unwrap();
@@ -38,13 +38,40 @@ fn a_run_that_is_not_allowed_ends_with_what_broke_what_to_do_and_where_to_see_it
     assert_eq!(failed.code, Some(125), "{failed:?}");
     let err = failed.err();
     let last = err.lines().last().unwrap();
-    assert!(last.contains("at get: ") && last.contains("hotcell report"), "{err}");
-    assert_eq!(err.matches("no/such").count(), 1, "said once: {err}");
+    let why = "at get: /workspace/no/such: not copied: the guest says: /workspace/no/such: No such file";
+    assert!(last.contains(why) && last.contains("hotcell report"), "{err}");
+    assert_eq!(err.matches("not copied").count(), 1, "said once: {err}");
 
     // The control has nothing to explain, and ends with its verdict.
     let allowed = Job::new(["true"]).run();
     allowed.assert_allowed(0);
     assert!(allowed.err().lines().last().unwrap().starts_with("hotcell: ALLOWED"), "{allowed:?}");
+}
+
+/// Whoever reads one line and goes is no failure, and no panic.
+#[test]
+fn a_reader_who_has_enough_ends_a_command_quietly() {
+    let outcome = Job::new(["true"]).run();
+    let bundle = outcome.bundle();
+    let bundle = bundle.to_str().unwrap();
+    for words in [
+        &["report", bundle][..],
+        &["verify", bundle],
+        &["ps", "--all"],
+        &["doctor"],
+        &["--help"],
+        &["run", "--help"],
+    ] {
+        let mut child = hotcell().args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(0), "{words:?}: {ended:?}");
+        assert!(ended.stderr.is_empty(), "{words:?}: {ended:?}");
+    }
+    // The control: a disk that takes nothing is one.
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = hotcell().args(["report", bundle]).stdout(full).output().unwrap();
+    assert_eq!(ended.status.code(), Some(125), "{ended:?}");
 }
 
 #[test]

@@ -8,12 +8,15 @@ use std::process::{Command, Output, Stdio};
 
 pub(super) const ADVICE: &str = "Run `apt-get update` as root, check the package sources, and try again";
 
+/// Where the host is no Debian.
+const NO_APT: &str =
+    "Hotcell takes its guest kernel from Debian's or Ubuntu's packages and needs apt for that";
+
 fn run(command: &mut Command) -> Result<Output, ImageError> {
     let program = command.get_program().to_string_lossy().into_owned();
-    command.env("LC_ALL", "C").stdin(Stdio::null()).output().map_err(|error| ImageError::Program {
-        program,
-        why: error.to_string(),
-        advice: "Hotcell takes its guest kernel from Debian's or Ubuntu's packages and needs apt for that",
+    command.env("LC_ALL", "C").stdin(Stdio::null()).output().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => ImageError::NotInstalled { program, install: NO_APT },
+        _ => ImageError::Program { program, why: error.to_string(), advice: ADVICE },
     })
 }
 

@@ -9,7 +9,7 @@
 
 use super::{Kernel, apt};
 use crate::error::{ImageError, at};
-use crate::program::Running;
+use crate::program::{Advice, Running};
 use crate::progress::Progress;
 use hotcell_ledger::Digest;
 use std::collections::BTreeMap;
@@ -23,8 +23,10 @@ const CONFIG: &str = include_str!("slim.config");
 const META_PACKAGE: &str = "linux-source";
 /// What the build needs beside the source.
 const PROGRAMS: [&str; 9] = ["bc", "bison", "dpkg-deb", "flex", "gcc", "make", "pahole", "strip", "tar"];
-const ADVICE: &str = "The build needs: apt-get install bc bison dwarves flex gcc libc6-dev libelf-dev make xz-utils; \
-     and some 4 GiB of disk in the cache folder";
+const ADVICE: Advice = Advice {
+    install: "The build needs: apt-get install bc bison dwarves flex gcc libc6-dev libelf-dev make xz-utils",
+    failed: "The build needs libelf-dev, libc6-dev and xz-utils too, and some 4 GiB of disk in the cache folder",
+};
 /// Output of a quiet build that is read; there is hardly any.
 const MAX_OUTPUT: u64 = 16 << 20;
 

@@ -65,6 +65,20 @@ enum What {
     Again(usize),
 }
 
+/// The plain spelling of a target, and which of [`ROOTS`] it lies in.
+fn place(target: &str) -> Result<(CleanPath, &'static str), String> {
+    let target = CleanPath::clean(target).map_err(|error| error.to_string())?;
+    let root =
+        ROOTS.into_iter().find(|root| CleanPath::clean(root).is_ok_and(|root| target.is_within(&root)));
+    let root = root.ok_or_else(|| {
+        format!("files can be put into {}, the rest of the machine is read-only", ROOTS.join(", "))
+    })?;
+    if PathPolicy::standard().region(&target) == Region::Immutable {
+        return Err("that part of the machine is read-only".into());
+    }
+    Ok((target, root))
+}
+
 impl PutRequest {
     /// Looks at `source`, a file or a directory of the host, that is to become `target`, an absolute path in the guest's
     /// `/workspace`, `/tmp` or `/dev/shm`. Directories above the target are made where they are missing; a file that is
@@ -78,16 +92,16 @@ impl PutRequest {
             .map_err(|why| CopyError::Refused(format!("{shown} to {target}: {why}")))
     }
 
+    /// Whether files can be put there at all, whatever they are.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_target(target: &str) -> Result<(), String> {
+        place(target).map(|_| ())
+    }
+
     fn look(source: &Path, target: &str) -> Result<PutRequest, String> {
-        let target = CleanPath::clean(target).map_err(|error| error.to_string())?;
-        let root =
-            ROOTS.into_iter().find(|root| CleanPath::clean(root).is_ok_and(|root| target.is_within(&root)));
-        let root = root.ok_or_else(|| {
-            format!("files can be put into {}, the rest of the machine is read-only", ROOTS.join(", "))
-        })?;
-        if PathPolicy::standard().region(&target) == Region::Immutable {
-            return Err("that part of the machine is read-only".into());
-        }
+        let (target, root) = place(target)?;
         // The caller named it, so the name itself may be a link.
         let stat = statat(CWD, source, AtFlags::empty()).map_err(|error| error.to_string())?;
         let (flags, what) = match FileType::from_raw_mode(stat.st_mode) {
