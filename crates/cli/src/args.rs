@@ -133,6 +133,13 @@ fn image_name(text: &str) -> Result<String, String> {
     ImageName::new(text).map(|name| name.to_string()).map_err(|error| error.to_string())
 }
 
+fn template_id(text: &str) -> Result<String, String> {
+    if !text.is_empty() && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return Ok(text.to_owned());
+    }
+    Err("an id has the digits 0-9 a-f alone".into())
+}
+
 fn run_name(text: &str) -> Result<String, String> {
     if is_run_id(text) {
         return Ok(text.to_owned());
@@ -240,6 +247,8 @@ pub(crate) enum Template {
     Ls(TemplateLs),
     /// Remove templates. Runs that use them go on, and the next run of the image makes its template anew.
     Rm(TemplateRm),
+    /// Remove the templates that no image, kernel, QEMU or Hotcell that is here can use.
+    Prune,
 }
 
 #[derive(Debug, Args)]
@@ -254,8 +263,8 @@ pub(crate) struct TemplateLs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TemplateRm {
-    /// Ids, as `hotcell template ls` shows them.
-    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all")]
+    /// Ids, as `hotcell template ls` shows them, or unambiguous beginnings of them.
+    #[arg(value_name = "ID", required_unless_present = "all", conflicts_with = "all", value_parser = template_id)]
     pub(crate) ids: Vec<String>,
     /// Remove all of them.
     #[arg(long)]

@@ -44,6 +44,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["stop", "kill", "rm"], "Ctrl-C, or a signal to `hotcell run`; a machine is gone with its run"),
     (&["cp"], "`hotcell run --put SRC:DST --get PATH`"),
     (&["info", "check"], "`hotcell doctor`"),
+    (&["prune"], "`hotcell template prune`, `hotcell reap`"),
 ];
 
 /// What to say beside clap's own words.

@@ -6,7 +6,7 @@ use crate::exit::Fatal;
 use crate::session::{Job, Session};
 use crate::verify;
 use crate::{records, say};
-use hotcell_image::{Image, ImageError, ImageName, KernelKind, Limits, Pin, Recipe, Source};
+use hotcell_image::{Image, ImageError, KernelKind, Limits, Pin, Recipe, Source};
 use hotcell_policy::{EntryKind, PolicyDraft, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
 use hotcell_vm::{AccelChoice, JailChoice};
@@ -19,7 +19,13 @@ pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
     match command {
         args::Image::Build(args) => build(&session, args)?,
         args::Image::Ls => {
-            for name in session.store.list().map_err(Fatal::failed)? {
+            let names = session.store.list().map_err(Fatal::failed)?;
+            if names.is_empty() {
+                say::note(
+                    "there is no image yet: busybox is built at first use, others by `hotcell image build`",
+                );
+            }
+            for name in names {
                 say::line(name)?;
             }
         }
@@ -35,18 +41,22 @@ pub(crate) fn image(command: args::Image) -> Result<ExitCode, Fatal> {
 
 /// The image, and the templates of its root unless another image has the same.
 fn remove(session: &Session, name: &str) -> Result<(), Fatal> {
-    let names = session.store.list().map_err(Fatal::failed)?;
     // One that is damaged has no root that could be told, and is removed all the same.
-    let root = |name: &ImageName| Some(session.store.image(name.as_str(), &mut |_| ()).ok()?.details.root);
-    let (own, others): (Vec<_>, Vec<_>) = names.iter().partition(|one| one.as_str() == name);
-    let of = own.into_iter().find_map(root);
+    let had = root_of(session, name)?;
     session.store.remove(name).map_err(Fatal::failed)?;
-    match of {
-        Some(of) if !others.into_iter().any(|other| root(other).as_ref() == Some(&of)) => {
-            session.forget_templates("root", &of)
-        }
-        _ => Ok(()),
-    }
+    forget_root(session, had)
+}
+
+fn root_of(session: &Session, name: &str) -> Result<Option<String>, Fatal> {
+    let roots = session.store.roots().map_err(Fatal::failed)?;
+    Ok(roots.into_iter().find_map(|(one, root)| (one.as_str() == name).then_some(root)))
+}
+
+/// The templates of a root that an image had, if no image has it now.
+fn forget_root(session: &Session, had: Option<String>) -> Result<(), Fatal> {
+    let Some(had) = had else { return Ok(()) };
+    let roots = session.store.roots().map_err(Fatal::failed)?;
+    if roots.iter().any(|(_, root)| *root == had) { Ok(()) } else { session.forget_templates("root", &had) }
 }
 
 fn build(session: &Session, args: args::ImageBuild) -> Result<(), Fatal> {
@@ -80,11 +90,19 @@ fn make_template(session: &Session, name: &str) {
     };
     let made = session.runtime(AccelChoice::Auto, JailChoice::Auto, None).and_then(|runtime| {
         let mut prepared = session.prepare(job)?;
-        session.attach_template(&runtime, &mut prepared, "The image's first run tries again");
-        Ok(())
+        let made = session.attach_template(&runtime, &mut prepared, "The image's first run tries again");
+        Ok(prepared.boot.template.is_some().then_some(made))
     });
-    if let Err(error) = made {
-        say::note(format!("no template of {name} was made, its first run makes it: {error}"));
+    match made {
+        Ok(Some(true)) => {
+            say::note(format_args!("the template of {name} was made: its runs go on from there"))
+        }
+        Ok(Some(false)) => say::note(format_args!("the template of {name} was there already")),
+        // Why there is none was said.
+        Ok(None) => {}
+        Err(error) => {
+            say::note(format_args!("no template of {name} was made, its first run makes it: {error}"))
+        }
     }
 }
 
@@ -96,6 +114,7 @@ fn build_showing(
     pinned: Option<&str>,
     with_template: bool,
 ) -> Result<Image, Fatal> {
+    let had = root_of(session, name)?;
     let mut bar = Bar::new();
     let built = match pinned {
         Some(pinned) => session.store.build_pinned(name, recipe, pinned, Limits::default(), &mut bar),
@@ -106,6 +125,7 @@ fn build_showing(
         ImageError::Request(_) | ImageError::Name { .. } => Fatal::usage(error),
         error => Fatal::failed(error),
     })?;
+    forget_root(session, had)?;
     if with_template {
         make_template(session, name);
     }

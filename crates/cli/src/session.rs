@@ -99,12 +99,18 @@ impl Session {
 
     /// Lets the run go on from its template, which is made where there is none. Where none can be made it is said, with
     /// what happens instead: a machine that boots from scratch takes longer and isolates no less.
-    pub(crate) fn attach_template(&self, runtime: &Runtime, prepared: &mut Prepared, instead: &str) {
-        let mut say = |text: &str| say::note(text);
+    /// Says whether it was made now.
+    pub(crate) fn attach_template(&self, runtime: &Runtime, prepared: &mut Prepared, instead: &str) -> bool {
+        let mut made = false;
+        let mut say = |text: &str| {
+            made = true;
+            say::note(text);
+        };
         match runtime.template(&self.templates(), &prepared.spec, &prepared.boot, &mut say) {
             Ok(template) => prepared.boot.template = template,
-            Err(error) => say(&format!("{error}. {instead}")),
+            Err(error) => say::note(format_args!("{error}. {instead}")),
         }
+        made
     }
 
     pub(crate) fn templates(&self) -> TemplateStore {

@@ -237,6 +237,20 @@ impl Store {
         Ok(names)
     }
 
+    /// The images that are there, each with the digest of its root as it was recorded. Builds none; one that is damaged has none.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn roots(&self) -> Result<Vec<(ImageName, String)>, ImageError> {
+        let names = self.list()?.into_iter();
+        Ok(names
+            .filter_map(|name| {
+                let root = self.details(&self.images.join(name.as_str())).ok()?.root;
+                Some((name, root))
+            })
+            .collect())
+    }
+
     /// Builds an image, or builds it anew. An image of this name stays as it is
     /// until the new one is complete, and for good where the build fails.
     /// `requirements`: a requirements file of pip's with hashes, whose wheels are installed.

@@ -11,7 +11,7 @@ use hotcell_vm::TemplateStore;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -273,6 +273,64 @@ fn an_image_is_built_with_its_template_unless_told_otherwise() {
         "that of the image busybox: {built}"
     );
     assert!(!run("without").contains(making), "the same root has the same template");
+}
+
+/// A run whose image and template are removed under it, by hand and by `prune`, goes on; what is of use stays.
+#[test]
+fn pruning_removes_what_nothing_here_can_use_and_harms_no_run() {
+    let (fresh, _slot) = (fresh_home(), Slot::take());
+    let ask = |words: &[&str]| {
+        let output = hotcell().env("HOTCELL_HOME", fresh.path()).args(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+            + std::str::from_utf8(&output.stderr).unwrap().trim_end_matches('\n')
+    };
+    // An image of another root: busybox and one file more.
+    let tree = fresh.path().join("tree");
+    fs::create_dir_all(tree.join("bin")).unwrap();
+    fs::copy("/bin/busybox", tree.join("bin/busybox")).unwrap();
+    std::os::unix::fs::symlink("busybox", tree.join("bin/sh")).unwrap();
+    let from = format!("dir:{}", tree.display());
+    let said = ask(&["image", "build", "other", "--from", &from]);
+    assert!(said.contains("template of other was made"), "{said}");
+    let said = ask(&["image", "build", "other", "--from", &from]);
+    assert!(said.contains("template of other was there already"), "{said}");
+    assert!(ask(&["image", "build", "same", "--from", "busybox"]).contains("was made"));
+    let listed = ask(&["template", "ls"]);
+    let row = |image: &str| {
+        let row = listed.lines().find(|line| line.contains(&format!("  {image}, kernel cloud, ")));
+        row.unwrap_or_else(|| panic!("{image}: {listed}")).split(' ').next().unwrap().to_owned()
+    };
+    let (of_other, of_busybox) = (row("other"), row("busybox, same"));
+    assert!(
+        !listed.contains("intact") && ask(&["template", "ls", "--verify"]).matches(", intact").count() == 2
+    );
+    assert!(ask(&["template", "prune"]).contains("2 templates kept"));
+    let mut command = hotcell();
+    command.env("HOTCELL_HOME", fresh.path());
+    command.args(["run", "--accel", "tcg", "--image", "other", "--name", "test-prune-live", "--"]);
+    command.args(["/bin/sh", "-c", "echo up; read word; echo got $word"]);
+    let mut live =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 3];
+    live.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    fs::remove_dir_all(fresh.path().join("state/images/other")).unwrap();
+    let said = ask(&["template", "prune"]);
+    assert!(
+        said.contains(&format!("removed {of_other}: its image")) && said.contains("1 template kept"),
+        "{said}"
+    );
+    live.stdin.take().unwrap().write_all(b"it\n").unwrap();
+    let ended = live.wait_with_output().unwrap();
+    assert!(ended.status.success() && ended.stdout == b"got it\n", "{ended:?}");
+    // An image that is built anew takes the templates of its old root with it; the last of a root's images, too.
+    ask(&["image", "build", "other", "--from", &from]);
+    fs::write(tree.join("more"), "more").unwrap();
+    ask(&["image", "build", "other", "--from", &from, "--no-template"]);
+    assert!(!ask(&["template", "ls"]).contains(&of_other));
+    ask(&["image", "rm", "same"]);
+    assert!(ask(&["template", "rm", &of_busybox[..6]]).contains("removed"));
+    assert_eq!(ask(&["template", "ls"]), "there is no template\n");
 }
 
 fn name_of(path: &Path) -> &str {
