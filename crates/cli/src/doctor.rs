@@ -2,13 +2,12 @@
 //! how to mend what it can't. A run is possible if every point that one needs holds.
 
 use crate::exit::Fatal;
-use crate::home::{Home, find_qemu};
+use crate::home::{Home, find_program, find_qemu};
 use crate::say;
 use hotcell_ledger::SigningKey;
 use hotcell_vm::{AccelChoice, HostJail, Part, Registry, Workspace};
-use std::fs::DirBuilder;
-use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +19,10 @@ const MIN_FREE_BYTES: u64 = 1 << 30;
 /// Size of the workspace disk that is formatted for a try.
 const TRIAL_DISK_MIB: u32 = 64;
 
+/// Where the folders are another's, or read-only.
+const OWN_HOME: &str =
+    "set HOTCELL_HOME to a folder that you may write, or have this one given to you (chown)";
+
 /// One point.
 struct Point {
     name: String,
@@ -27,7 +30,7 @@ struct Point {
     /// Without it there is no run.
     needed: bool,
     detail: String,
-    mend: &'static str,
+    mend: String,
 }
 
 pub(crate) fn doctor(json: bool) -> Result<ExitCode, Fatal> {
@@ -38,7 +41,7 @@ pub(crate) fn doctor(json: bool) -> Result<ExitCode, Fatal> {
         let list: Vec<_> = points
             .iter()
             .map(|point| {
-                let mend = (!point.ok).then_some(point.mend);
+                let mend = (!point.ok).then_some(&point.mend);
                 serde_json::json!({
                     "name": point.name, "ok": point.ok, "needed": point.needed, "detail": point.detail, "mend": mend,
                 })
@@ -64,20 +67,32 @@ pub(crate) fn doctor(json: bool) -> Result<ExitCode, Fatal> {
 
 fn examine(home: &Home) -> Vec<Point> {
     let mut points = Vec::new();
-    let mut point = |name: &str, needed, tried: Result<String, String>, mend| {
+    let mut point = |name: &str, needed, tried: Result<String, String>, mend: &str| {
         let ok = tried.is_ok();
         let detail = tried.unwrap_or_else(|why| why);
-        points.push(Point { name: name.to_owned(), ok, needed, detail, mend });
+        points.push(Point { name: name.to_owned(), ok, needed, detail, mend: mend.to_owned() });
     };
     let qemu = find_qemu();
     let version = qemu.clone().and_then(|qemu| version_of(&qemu));
-    point("QEMU", true, version, "apt-get install qemu-system-x86");
+    let mend = match &qemu {
+        Ok(there) => {
+            format!("it is there and does not run: look at {}, or install it again", there.display())
+        }
+        Err(_) => "apt-get install qemu-system-x86, or name one with HOTCELL_QEMU".to_owned(),
+    };
+    point("QEMU", true, version, &mend);
     if let Ok(qemu) = &qemu {
         point("TCG", true, makes_a_machine(qemu), "install a QEMU that was built with TCG");
     }
     let kvm = AccelChoice::Kvm.resolve().map(|kvm| kvm.why).map_err(|error| error.why().to_owned());
-    let mend =
-        "a host with hardware virtualisation, and rights on /dev/kvm (group kvm); without it TCG is used";
+    let device = File::options().read(true).write(true).open("/dev/kvm");
+    let mend = match device.map_err(|error| error.kind()) {
+        Err(ErrorKind::PermissionDenied) => {
+            "join the group kvm (usermod -aG kvm …) and log in anew; without it TCG is used"
+        }
+        Err(_) => "a host with hardware virtualisation that it passes on; without it TCG is used",
+        Ok(_) => "the device is there and does not serve (see why); without it TCG is used",
+    };
     point("KVM", false, kvm, mend);
     if let Ok(qemu) = &qemu {
         let jail = HostJail::try_out(qemu);
@@ -87,9 +102,6 @@ fn examine(home: &Home) -> Vec<Point> {
             point(&format!("jail: {part}"), false, tried, how_to_mend(part));
         }
     }
-    let disk = Workspace::blank(home.cache(), TRIAL_DISK_MIB);
-    let disk = disk.map(|_| "formats a workspace disk".to_owned()).map_err(|error| error.to_string());
-    point("mke2fs", true, disk, "apt-get install e2fsprogs");
     let busybox = hotcell_image::busybox_tree();
     let busybox = busybox.map(|_| "makes the image `busybox`".to_owned()).map_err(|error| error.to_string());
     point("busybox", false, busybox, "apt-get install busybox-static");
@@ -99,6 +111,20 @@ fn examine(home: &Home) -> Vec<Point> {
         kernel(home),
         "apt-get update, on Debian or Ubuntu, with its package sources",
     );
+    let folders = home.writable().map(|()| home.cache().display().to_string());
+    let writable = folders.is_ok();
+    point("folders", true, folders, OWN_HOME);
+    if !writable {
+        // What lies in them can't be tried, and would fail for this one cause.
+        return points;
+    }
+    let disk = Workspace::blank(home.cache(), TRIAL_DISK_MIB);
+    let disk = disk.map(|_| "formats a workspace disk".to_owned()).map_err(|error| error.to_string());
+    let mend = match find_program("mke2fs") {
+        Some(_) => "it is there and fails: free space, or install e2fsprogs again",
+        None => "apt-get install e2fsprogs",
+    };
+    point("mke2fs", true, disk, mend);
     point(
         "disk space",
         true,
@@ -107,14 +133,14 @@ fn examine(home: &Home) -> Vec<Point> {
     );
     let registry = Registry::open(&home.registry());
     let registry = registry.map(|it| it.path().display().to_string()).map_err(|error| error.to_string());
-    point("registry of runs", true, registry, "set HOTCELL_HOME to a folder of yours");
+    point("registry of runs", true, registry, OWN_HOME);
     let key = SigningKey::load_or_create(&home.key());
     let key = key.map(|_| "signs records".to_owned()).map_err(|error| error.to_string());
     point(
         "signing key",
         true,
         key,
-        "set HOTCELL_HOME to a folder of yours; a damaged key file must be removed by hand",
+        "do as it says: a key that was damaged or seen must be moved away by hand",
     );
     points
 }
@@ -156,11 +182,6 @@ fn kernel(home: &Home) -> Result<String, String> {
 }
 
 fn free_space(dir: &Path) -> Result<String, String> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(|error| format!("{}: {error}", dir.display()))?;
     let stat = rustix::fs::statvfs(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let text = format!("{} GiB free at {}", free >> 30, dir.display());
@@ -194,4 +215,30 @@ fn answer(command: &mut Command, input: &[u8]) -> Result<String, String> {
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(if said.is_empty() { output.status.to_string() } else { said })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One cause is said once, with its own cure, and nobody is told to install what is there.
+    #[test]
+    fn folders_that_can_not_be_written_are_said_to_be_that() {
+        let there = tempfile::tempdir().unwrap();
+        let file = there.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        // Root may write in any folder, but not in these.
+        for home in [file.as_path(), Path::new("/proc/self")] {
+            let points = examine(&Home::below(home));
+            let wrong: Vec<&Point> = points.iter().filter(|point| !point.ok && point.needed).collect();
+            let told: Vec<&str> = wrong.iter().map(|point| point.name.as_str()).collect();
+            assert_eq!(told, ["folders"], "{}", home.display());
+            assert!(
+                wrong[0].mend.contains("HOTCELL_HOME") && wrong[0].detail.contains(home.to_str().unwrap())
+            );
+        }
+        let points = examine(&Home::below(&there.path().join("home")));
+        assert!(points.iter().any(|point| point.name == "folders" && point.ok));
+        assert!(points.iter().any(|point| point.name == "signing key" && point.ok));
+    }
 }

@@ -1,6 +1,8 @@
 //! Where Hotcell keeps things, from the environment. The only reader of it.
 
 use std::env;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The folders.
@@ -34,6 +36,19 @@ impl Home {
     /// Both folders in one.
     pub(crate) fn below(home: &Path) -> Home {
         Home { state: home.join("state"), cache: home.join("cache") }
+    }
+
+    /// Makes the folders where they are not there, and tries whether all that is kept in them can be written.
+    pub(crate) fn writable(&self) -> Result<(), String> {
+        let below = [self.images(), self.runs(), self.cache.join("workspace")];
+        for dir in [self.state.clone(), self.cache.clone()].into_iter().chain(below) {
+            let fault = |error: std::io::Error| format!("{} can't be written: {error}", dir.display());
+            DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(fault)?;
+            let trial = dir.join(format!(".trial-{}", std::process::id()));
+            File::create_new(&trial).map_err(fault)?;
+            std::fs::remove_file(&trial).map_err(fault)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn cache(&self) -> &Path {

@@ -26,8 +26,8 @@ pub struct Workspace {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// `mke2fs` is not to be had or fails.
-    #[error("can't format the workspace disk with mke2fs: {0}. Install e2fsprogs")]
+    /// A program of e2fsprogs is not to be had or fails.
+    #[error("can't format the workspace disk: {0}")]
     Format(String),
     /// The file can't be written.
     #[error("can't write the workspace disk {path}: {source}")]
@@ -77,6 +77,15 @@ fn disk_error(path: &Path) -> impl Fn(io::Error) -> DiskError {
     move |source| DiskError::Io { path: path.to_owned(), source }
 }
 
+fn not_begun(program: &str) -> impl Fn(io::Error) -> DiskError {
+    move |error| match error.kind() {
+        io::ErrorKind::NotFound => DiskError::Format(format!(
+            "{program} is not installed. Debian, Ubuntu: apt-get install e2fsprogs"
+        )),
+        _ => DiskError::Format(format!("{program}: {error}")),
+    }
+}
+
 fn format(path: &Path, mib: u32) -> Result<(), DiskError> {
     let file =
         OpenOptions::new().create_new(true).write(true).mode(0o600).open(path).map_err(disk_error(path))?;
@@ -90,9 +99,9 @@ fn format(path: &Path, mib: u32) -> Result<(), DiskError> {
         .arg(path)
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| DiskError::Format(error.to_string()))?;
+        .map_err(not_begun("mke2fs"))?;
     if !made.status.success() {
-        return Err(DiskError::Format(String::from_utf8_lossy(&made.stderr).trim().to_owned()));
+        return Err(DiskError::Format(format!("mke2fs: {}", String::from_utf8_lossy(&made.stderr).trim())));
     }
     // Root's alone and of no use on a disk that no fsck ever sees: whoever takes all of `/workspace` stumbles over it.
     let removed = Command::new("debugfs")
@@ -101,12 +110,12 @@ fn format(path: &Path, mib: u32) -> Result<(), DiskError> {
         .arg(path)
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| DiskError::Format(error.to_string()))?;
+        .map_err(not_begun("debugfs"))?;
     // It says its version first, and exits with 0 whatever it could not do.
     let said = String::from_utf8_lossy(&removed.stderr);
     match said.lines().nth(1) {
         None if removed.status.success() => Ok(()),
-        why => Err(DiskError::Format(why.unwrap_or(&said).trim().to_owned())),
+        why => Err(DiskError::Format(format!("debugfs: {}", why.unwrap_or(&said).trim()))),
     }
 }
 
