@@ -360,3 +360,29 @@ fn the_page_of_attacks_names_every_program_there() {
         }
     }
 }
+
+#[test]
+fn the_script_helps_and_lists_every_command_that_it_has() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let script = std::fs::read_to_string(root.join("x")).unwrap();
+    let cases = script.split("case \"${1:-}\" in\n").nth(1).unwrap();
+    let arms = cases.lines().filter(|line| line.starts_with("    ") && !line.starts_with("     "));
+    let arms = arms.filter_map(|line| line.trim().split_once(')').map(|(name, _)| name));
+    let had: Vec<&str> = arms.filter(|name| !name.contains(['-', '*'])).collect();
+    let ask = |word: &str| std::process::Command::new(root.join("x")).arg(word).output().unwrap();
+    let helped = ask("--help");
+    assert_eq!(helped.status.code(), Some(0), "{helped:?}");
+    let text = String::from_utf8(helped.stdout).unwrap();
+    let listed: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    let sorted = |mut names: Vec<&str>| {
+        names.sort_unstable();
+        names.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(sorted(listed), sorted(had));
+    let wrong = ask("dmo");
+    assert!(
+        wrong.status.code() == Some(2) && String::from_utf8_lossy(&wrong.stderr).contains("dmo"),
+        "{wrong:?}"
+    );
+}
