@@ -44,7 +44,8 @@ fn remove(session: &Session, name: &str) -> Result<(), Fatal> {
     // One that is damaged has no root that could be told, and is removed all the same.
     let had = root_of(session, name)?;
     session.store.remove(name).map_err(Fatal::failed)?;
-    forget_root(session, had)
+    forget_root(session, had)?;
+    say::line(format_args!("removed {name}"))
 }
 
 fn root_of(session: &Session, name: &str) -> Result<Option<String>, Fatal> {

@@ -13,6 +13,8 @@ mod habits;
 mod home;
 mod image;
 mod kernel;
+#[cfg(test)]
+mod pages;
 mod profile;
 mod records;
 mod registry;

@@ -31,8 +31,9 @@ pub(crate) fn absorb(bundles: &[PathBuf], out: &Path) -> Result<ExitCode, Fatal>
         .map_err(|error| Fatal::failed(format!("can't make the fingerprint {}: {error}", out.display())))?;
     file.write_all(&fingerprint.to_bytes())
         .map_err(|error| Fatal::failed(format!("can't write {}: {error}", out.display())))?;
-    let (out, runs, digest) = (out.display(), fingerprint.runs(), fingerprint.digest());
-    say::line(format_args!("{out} of {runs} runs, digest {digest}"))?;
+    let (out, digest) = (out.display(), fingerprint.digest());
+    let runs = hotcell_verify::counted(fingerprint.runs() as u64, "run");
+    say::line(format_args!("{out} of {runs}, digest {digest}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,6 +4,7 @@ use crate::args;
 use crate::exit::Fatal;
 use crate::home::Home;
 use crate::{records, say};
+use hotcell_verify::counted;
 use hotcell_vm::Registry;
 use std::process::ExitCode;
 
@@ -27,8 +28,7 @@ pub(crate) fn ps(args: &args::Ps) -> Result<ExitCode, Fatal> {
     if runs.is_empty() && (!args.all || over.is_empty()) {
         let rest = match over.len() {
             0 => String::new(),
-            1 => "; 1 is over: `hotcell ps --all`".to_owned(),
-            count => format!("; {count} are over: `hotcell ps --all`"),
+            count => format!("; `hotcell ps --all` lists {}", counted(count as u64, "run that is over")),
         };
         say::line(format_args!("no run is live, and none was left behind{rest}"))?;
     }

@@ -19,6 +19,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// A command that is not there, and one that may not be executed, as in a shell.
+const NOT_THERE: i32 = 127;
+const NOT_ALLOWED: i32 = 126;
+
 pub(crate) fn run(args: args::Run) -> Result<ExitCode, Fatal> {
     let (json, name) = (args.json, args.name.clone().unwrap_or_default());
     run_recorded(args).inspect_err(|fatal| {
@@ -44,6 +48,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     let Run { image, name, argv, env, cwd, get: gets, accel, jail, kernel, out, cold, .. } = args;
     let asked_user = args.user;
     let plan = args.watch.then(watch::Plan::new);
+    let named = image.clone();
     let job = Job { image, kernel: kernel.into(), name, policy, argv, env, cwd };
     // Neither needs the other, and each takes as long as a good part of a machine's start.
     let (runtime, prepared) = std::thread::scope(|scope| {
@@ -116,7 +121,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     if watch.is_some_and(watch::Watch::end) {
         line_open.store(true, Ordering::Relaxed);
     }
-    summary(&report, result.as_ref());
+    summary(&named, &report, result.as_ref());
     if args.json {
         print_json(&report, line_open.load(Ordering::Relaxed));
     }
@@ -133,6 +138,9 @@ fn copied(
 ) -> bool {
     match outcome {
         Ok(result) => {
+            if let Some(place) = &result.place {
+                say(format!("{what} {path}: {}", place.display()));
+            }
             for left in &result.left_out {
                 say(format!("{what} {path}: left out {left}"));
             }
@@ -195,9 +203,29 @@ pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
     result.map_or(FAILED, |result| u8::try_from(result.code).unwrap_or(FAILED))
 }
 
-fn summary(report: &RunReport, result: Option<&ExecResult>) {
-    if let Some(why) = result.and_then(|result| result.not_started.as_ref()) {
-        say::note(why);
+/// What whoever starts a program that is not there may have overlooked.
+fn program_hint(image: &str, why: &str, code: i32) -> Option<String> {
+    let program = why.strip_prefix("can't execute ")?;
+    match code {
+        NOT_THERE if program.split(": ").next()?.contains(' ') => {
+            Some(". It is one word with blanks: leave the quotes out, or run it by /bin/sh -c".to_owned())
+        }
+        NOT_THERE => Some(format!(
+            ". The image {image} has no such program: `--image` takes another image, `--put` copies files in"
+        )),
+        NOT_ALLOWED => Some(
+            ". Only programs of the image execute, unless the policy says [exec] workspace = \"allow\"; \
+             a script runs by its interpreter, as /bin/sh FILE"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+fn summary(image: &str, report: &RunReport, result: Option<&ExecResult>) {
+    if let Some((result, why)) = result.and_then(|result| Some((result, result.not_started.as_ref()?))) {
+        let hint = program_hint(image, why, result.code);
+        say::note(format_args!("{why}{}", hint.unwrap_or_default()));
     }
     if let Some(error) = &report.error
         && !report.explained.iter().any(|text| text.contains(error.as_str()))
@@ -214,7 +242,15 @@ fn summary(report: &RunReport, result: Option<&ExecResult>) {
     if !report.isolation.accel.is_empty() {
         line.push_str(&format!(", {} under {}", report.isolation.backend, report.isolation.accel));
     }
-    line.push_str(if report.teardown.verified { ", machine gone" } else { ", MACHINE NOT KNOWN TO BE GONE" });
+    if report.bundle.is_some() || !report.teardown.verified {
+        line.push_str(if report.teardown.verified {
+            ", machine gone"
+        } else {
+            ", MACHINE NOT KNOWN TO BE GONE"
+        });
+    } else {
+        line.push_str(", no machine was made");
+    }
     if let Some(bundle) = &report.bundle {
         line.push_str(&format!(", record: {}", bundle.display()));
     }

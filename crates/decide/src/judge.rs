@@ -277,7 +277,15 @@ impl Judge {
         if granted {
             self.denials.good();
         } else {
-            self.denied(at, now, format!("{name} {:?} was not granted", request.resource()));
+            self.denied(
+                at,
+                now,
+                format!(
+                    "{name} {:?} was not granted, by the rule {}",
+                    request.resource(),
+                    ours.rule().name()
+                ),
+            );
         }
     }
 

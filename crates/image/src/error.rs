@@ -19,13 +19,11 @@ pub enum ImageError {
     },
     /// There is no image of this name.
     #[error(
-        "there is no image `{name}`{hint}. `hotcell image ls` lists the images, `hotcell image build` makes one"
+        "there is no image `{name}`. `hotcell image ls` lists the images, `hotcell image build` makes one"
     )]
     NoImage {
         /// What was asked for.
         name: String,
-        /// `; did you mean …`, or nothing.
-        hint: String,
     },
     /// A program that is needed is not there.
     #[error("{program} is not installed. {install}")]

@@ -205,7 +205,7 @@ impl Store {
             }
         }
         if !place.is_dir() {
-            return Err(ImageError::NoImage { hint: String::new(), name: name.to_string() });
+            return Err(ImageError::NoImage { name: name.to_string() });
         }
         let details = self.details(&place)?;
         let index = place.join("image.json");
@@ -308,7 +308,7 @@ impl Store {
         let _lock = self.lock_name(&name)?;
         let place = self.images.join(name.as_str());
         if !place.is_dir() {
-            return Err(ImageError::NoImage { hint: String::new(), name: name.to_string() });
+            return Err(ImageError::NoImage { name: name.to_string() });
         }
         // Out of sight in one step, then away.
         let old = self.images.join(format!(".new.{name}"));

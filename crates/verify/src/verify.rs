@@ -8,6 +8,7 @@ use crate::chain::{self, Chain};
 use crate::files;
 use crate::finding::{Findings, Reason, Severity};
 use crate::objects::{ObjectSource as _, Objects};
+use crate::render::counted;
 use crate::verdict::{Derived, Judging};
 use hotcell_decide::{Direction, HostFact, Verdict};
 use hotcell_ledger::bundle::{BundleDir, FileFault, LEDGER, MAX_FILES, NOTE, OBJECTS};
@@ -56,12 +57,12 @@ pub enum VerifyError {
     #[error("nothing of a record lies in {}: give the directory that a run left", .0.display())]
     NothingOfIt(PathBuf),
     /// The directory is one in which records lie.
-    #[error("{} is a folder of {count} records: {names}. Give one of them", bundle.display())]
+    #[error("{} is a folder of {}: {names}. Give one of them", bundle.display(), counted(*count, "record"))]
     FolderOfRecords {
         /// What was given.
         bundle: PathBuf,
         /// How many there are.
-        count: usize,
+        count: u64,
         /// Some of them.
         names: String,
     },
@@ -259,7 +260,7 @@ fn check_asked(bundle: &Path) -> io::Result<Option<VerifyError>> {
     if count == 0 {
         return Ok(Some(VerifyError::NothingOfIt(bundle)));
     }
-    let more = if count > names.len() { ", …" } else { "" };
+    let more = if count > names.len() as u64 { ", …" } else { "" };
     let names = names.into_iter().collect::<Vec<_>>().join(", ") + more;
     Ok(Some(VerifyError::FolderOfRecords { bundle, count, names }))
 }

@@ -48,6 +48,27 @@ fn a_run_that_is_not_allowed_ends_with_what_broke_what_to_do_and_where_to_see_it
     assert!(allowed.err().lines().last().unwrap().starts_with("hotcell: ALLOWED"), "{allowed:?}");
 }
 
+#[test]
+fn a_program_that_does_not_start_is_told_why_and_a_file_that_came_out_where_it_is() {
+    let script = tempfile::NamedTempFile::new().unwrap();
+    fs::write(script.path(), "#!/bin/sh\necho hi\n").unwrap();
+    let put = format!("{}:/workspace/s.sh", script.path().display());
+    for (argv, code, hint) in [
+        (["python3", "-V"], 127, "The image busybox has no such program"),
+        (["uname -r", ""], 127, "leave the quotes out"),
+        (["/workspace/s.sh", ""], 126, "[exec] workspace = \"allow\""),
+    ] {
+        let outcome = Job::new(argv).flags(["--put", &put]).run();
+        outcome.assert_allowed(code);
+        assert!(outcome.err().contains(hint), "{outcome:?}");
+    }
+    let outcome = Job::sh("sh s.sh >out").flags(["--put", &put, "--get", "/workspace/out"]).run();
+    outcome.assert_allowed(0);
+    let place = outcome.bundle().join("files/workspace/out");
+    assert!(outcome.err().contains(&format!("get /workspace/out: {}", place.display())), "{outcome:?}");
+    assert_eq!(fs::read(place).unwrap(), b"hi\n");
+}
+
 /// Whoever reads one line and goes is no failure, and no panic.
 #[test]
 fn a_reader_who_has_enough_ends_a_command_quietly() {
