@@ -2,8 +2,8 @@
 
 use crate::args;
 use crate::exit::Fatal;
-use crate::say;
 use crate::session::{Job, Prepared, Session};
+use crate::{records, say};
 use hotcell_image::KernelKind;
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{ExecIo, Opinion, RunReport, Runtime};
@@ -96,11 +96,11 @@ pub(crate) fn demo(args: args::Demo) -> Result<ExitCode, Fatal> {
     say::line("Each run left a record that anybody can check. Try:")?;
     let program = std::env::args().next().unwrap_or_else(|| "hotcell".into());
     for bundle in &bundles {
-        say::line(format_args!("  {program} verify {}", bundle.display()))?;
+        say::line(format_args!("  {program} verify {}", records::name_of(bundle)))?;
     }
     say::line("and to see what happened, in a browser:")?;
     if let Some(killed) = bundles.get(1) {
-        say::line(format_args!("  {program} report {} -o killed.html", killed.display()))?;
+        say::line(format_args!("  {program} report {} -o killed.html", records::name_of(killed)))?;
     }
     if !as_expected {
         return Err(Fatal::failed("the demo did not go as it should (see above)"));
@@ -114,11 +114,16 @@ fn tell(report: &RunReport, seconds: f64) -> Result<(), Fatal> {
         reasons => format!(" because of {}", reasons.join(", ")),
     };
     say::line(format_args!("  => {}{reasons}, after {seconds:.1} s", report.verdict))?;
+    if let Some(why) = report.explained.first() {
+        say::line(format_args!("  {why}"))?;
+    }
     for opinion in &report.advisory {
         let Opinion { layer, kind, subject, detail } = opinion;
         say::line(format_args!("  advisory {layer} {kind}: {detail} ({subject})"))?;
     }
-    if let Some(error) = &report.error {
+    if let Some(error) = &report.error
+        && !report.explained.iter().any(|text| text.contains(error.as_str()))
+    {
         say::line(format_args!("  {error}"))?;
     }
     let gone = if report.teardown.verified { "gone, every part checked" } else { "NOT KNOWN TO BE GONE" };

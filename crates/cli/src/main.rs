@@ -8,6 +8,7 @@ mod args;
 mod bar;
 mod demo;
 mod doctor;
+mod ending;
 mod exit;
 mod habits;
 mod home;

@@ -135,6 +135,11 @@ mod tests {
         assert_eq!(find("f"), Ok(runs.join("first")));
         assert_eq!(find("run-0a"), Ok(runs.join("run-0a")), "a whole name goes before a beginning");
         assert!(find("run-").unwrap_err().contains("means 3 runs: run-0a, run-0aa1, run-0ab2"));
+        for number in 0..9 {
+            fs::create_dir(runs.join(format!("many-{number}"))).unwrap();
+        }
+        let many = find("many").unwrap_err();
+        assert!(many.contains("means 9 runs: ") && many.ends_with("many-4, …"), "{many}");
         for none in ["x", "file", "", ".", "..", "../first", "a/first", "/first"] {
             assert!(find(none).is_err(), "{none:?}");
         }

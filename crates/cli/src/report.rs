@@ -15,7 +15,7 @@ pub(crate) fn report(bundle: &Path, out: Option<&Path>) -> Result<ExitCode, Fata
     let verification = verify_bundle(bundle, &options).map_err(Fatal::usage)?;
     let verified = verification.into_verified().map_err(|verification| {
         let code = verification.outcome().exit_code();
-        let (bundle, outcome) = (bundle.display(), verification.outcome().as_str());
+        let (bundle, outcome) = (records::name_of(bundle), verification.outcome().as_str());
         Fatal::with_code(
             code,
             format!("{bundle} is {outcome}: no page is made of it. See `hotcell verify {bundle}`"),

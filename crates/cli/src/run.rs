@@ -3,12 +3,10 @@
 use crate::args::{self, Run};
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
-use crate::{records, say, watch};
-use hotcell_ledger::bundle::NOTE;
+use crate::{ending, say, watch};
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{CopyError, CopyResult, GetRequest, PutRequest};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
-use hotcell_verify::Verdict;
 use hotcell_vm::{AccelChoice, JailChoice};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::File;
@@ -18,10 +16,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// A command that is not there, and one that may not be executed, as in a shell.
-const NOT_THERE: i32 = 127;
-const NOT_ALLOWED: i32 = 126;
 
 pub(crate) fn run(args: args::Run) -> Result<ExitCode, Fatal> {
     let (json, name) = (args.json, args.name.clone().unwrap_or_default());
@@ -121,7 +115,7 @@ fn run_recorded(args: args::Run) -> Result<ExitCode, Fatal> {
     if watch.is_some_and(watch::Watch::end) {
         line_open.store(true, Ordering::Relaxed);
     }
-    summary(&named, &report, result.as_ref());
+    ending::say(&named, &report, result.as_ref());
     if args.json {
         print_json(&report, line_open.load(Ordering::Relaxed));
     }
@@ -201,79 +195,6 @@ pub(crate) fn exit_code(report: &RunReport, result: Option<&ExecResult>) -> u8 {
         return TIMED_OUT;
     }
     result.map_or(FAILED, |result| u8::try_from(result.code).unwrap_or(FAILED))
-}
-
-/// What whoever starts a program that is not there may have overlooked.
-fn program_hint(image: &str, why: &str, code: i32) -> Option<String> {
-    let program = why.strip_prefix("can't execute ")?;
-    match code {
-        NOT_THERE if program.split(": ").next()?.contains(' ') => {
-            Some(". It is one word with blanks: leave the quotes out, or run it by /bin/sh -c".to_owned())
-        }
-        NOT_THERE => Some(format!(
-            ". The image {image} has no such program: `--image` takes another image, `--put` copies files in"
-        )),
-        NOT_ALLOWED => Some(
-            ". Only programs of the image execute, unless the policy says [exec] workspace = \"allow\"; \
-             a script runs by its interpreter, as /bin/sh FILE"
-                .to_owned(),
-        ),
-        _ => None,
-    }
-}
-
-fn summary(image: &str, report: &RunReport, result: Option<&ExecResult>) {
-    if let Some((result, why)) = result.and_then(|result| Some((result, result.not_started.as_ref()?))) {
-        let hint = program_hint(image, why, result.code);
-        say::note(format_args!("{why}{}", hint.unwrap_or_default()));
-    }
-    if let Some(error) = &report.error
-        && !report.explained.iter().any(|text| text.contains(error.as_str()))
-    {
-        say::note(error);
-    }
-    let mut line = report.verdict.to_string();
-    if !report.kill.reasons.is_empty() {
-        line.push_str(&format!(" ({})", report.kill.reasons.join(", ")));
-    }
-    if report.timed_out {
-        line.push_str(", timed out");
-    }
-    if !report.isolation.accel.is_empty() {
-        line.push_str(&format!(", {} under {}", report.isolation.backend, report.isolation.accel));
-    }
-    if report.bundle.is_some() || !report.teardown.verified {
-        line.push_str(if report.teardown.verified {
-            ", machine gone"
-        } else {
-            ", MACHINE NOT KNOWN TO BE GONE"
-        });
-    } else {
-        line.push_str(", no machine was made");
-    }
-    if let Some(bundle) = &report.bundle {
-        line.push_str(&format!(", record: {}", bundle.display()));
-    }
-    say::note(line);
-    if report.verdict != Verdict::Allowed
-        && let Some(line) = afterword(report)
-    {
-        say::note(line);
-    }
-}
-
-/// Of a run that is not ALLOWED: what broke, what to do, and where to see it.
-fn afterword(report: &RunReport) -> Option<String> {
-    let mut parts: Vec<String> = report.explained.iter().take(1).cloned().collect();
-    if let Some(bundle) = &report.bundle {
-        let name = records::name_of(bundle);
-        // A page is made of what was sealed alone.
-        parts.push(match bundle.join(NOTE).is_file() {
-            true => format!("All of it: `hotcell report {name} -o run.html`"),
-            false => format!("What there is of it: `hotcell verify {name}`"),
-        });
-    }
-    (!parts.is_empty()).then(|| parts.join(" "))
 }
 
 fn print_json(report: &RunReport, line_open: bool) {

@@ -86,7 +86,7 @@ fn failure(stage: &str, error: &str) -> (String, String) {
 
 /// What a record does not say, for people.
 fn unsaid(what: &str) -> String {
-    format!("The record does not say enough to be judged ({what}): the run was cut short. Run it again.")
+    format!("The record does not say enough to be judged ({what}): the run goes on still, or was cut short.")
 }
 
 /// How the first exec of a run ended.

@@ -293,3 +293,32 @@ fn the_verdict_that_the_record_states_is_compared() {
     assert_eq!(verdict.verdict, Verdict::Killed);
     assert!(!verdict.agrees_with_record());
 }
+
+/// Every verdict but ALLOWED says why in words, reason by reason.
+#[test]
+fn a_verdict_says_why_in_words() {
+    let mut killed = Script::started(spec());
+    killed.mutate(FileOp::Write, "/usr/bin/env", b"old", b"new");
+    let killed = killed.close();
+    assert_eq!(killed.explained.len(), killed.reasons.len());
+    assert!(
+        killed.explained[0].contains("/usr/bin/env lies in the read-only root"),
+        "{:?}",
+        killed.explained
+    );
+
+    // Of very many failures a bounded number is named.
+    let mut failed = Script::started(spec());
+    for number in 0..40 {
+        failed.fact(HostFact::failed("get", &format!("no file {number}")));
+    }
+    let failed = failed.close();
+    assert_eq!((failed.verdict, failed.reasons.len(), failed.explained.len()), (Verdict::Failed, 16, 16));
+    assert_eq!(failed.explained[3], "Hotcell could not do it, at get: no file 3.");
+
+    let unended = Script::started(spec());
+    let unended = unended.refold();
+    assert_eq!(unended.verdict, Verdict::Incomplete);
+    assert!(unended.explained.iter().any(|why| why.contains("(no_run_end)")), "{:?}", unended.explained);
+    assert!(Script::started(spec()).close().explained.is_empty());
+}

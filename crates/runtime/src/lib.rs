@@ -40,7 +40,7 @@ pub use clock::{Clock, HostClock};
 pub use copy::{CopyError, CopyResult, FILES, GetRequest, PutRequest};
 pub use exec::{ExecRequest, ExecResult, WORKLOAD_USER};
 pub use glimpse::{Glimpse, Glimpses, NoGlimpse};
-pub use hotcell_decide::SeenProcess;
+pub use hotcell_decide::{ExecHow, SeenProcess};
 pub use phases::{MeasureError, MeasuredBoot};
 pub use recorder::RecordError;
 pub use report::{Gate1, Isolation, Kill, Opinion, RunReport, Teardown};

@@ -62,6 +62,12 @@ fn a_program_that_does_not_start_is_told_why_and_a_file_that_came_out_where_it_i
         outcome.assert_allowed(code);
         assert!(outcome.err().contains(hint), "{outcome:?}");
     }
+    let slow = Job::new(["sleep", "100"]).flags(["--timeout", "1"]).run();
+    assert!(slow.code == Some(124) && slow.err().contains("--timeout, or [limits] timeout_s"), "{slow:?}");
+    let hungry = "a=xxxxxxxxxxxxxxxx; while :; do a=$a$a; done";
+    let hungry = Job::sh(hungry).policy("[limits]\nmemory_mib = 128\n[capabilities]\nspawn = true\n").run();
+    hungry.assert_allowed(137);
+    assert!(hungry.err().contains("[limits] memory_mib"), "{hungry:?}");
     let outcome = Job::sh("sh s.sh >out").flags(["--put", &put, "--get", "/workspace/out"]).run();
     outcome.assert_allowed(0);
     let place = outcome.bundle().join("files/workspace/out");
