@@ -8,7 +8,7 @@ use crate::verify;
 use crate::{records, say};
 use hotcell_image::{Image, ImageError, KernelKind, Limits, Pin, Recipe, Source};
 use hotcell_policy::{EntryKind, PolicyDraft, RunDraft, ServiceDraft};
-use hotcell_verify::{Identity, Options, read_keys, verify_bundle};
+use hotcell_verify::{Identity, Options, counted, read_keys, verify_bundle};
 use hotcell_vm::{AccelChoice, JailChoice};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -266,8 +266,17 @@ fn show(image: &Image, json: bool) -> Result<(), Fatal> {
         ),
     );
     let Count { files, directories, links, executables, set_id, .. } = count;
-    line("entries", format!("{files} files, {directories} directories, {links} links"));
-    line("executables", format!("{executables} files, {} different", image.manifest.binaries().len()));
+    line(
+        "entries",
+        format!(
+            "{}, {directories} {}, {}",
+            counted(files, "file"),
+            if directories == 1 { "directory" } else { "directories" },
+            counted(links, "link")
+        ),
+    );
+    let different = image.manifest.binaries().len();
+    line("executables", format!("{}, {different} different", counted(executables, "file")));
     line("set-id", set_id.to_string());
     for (kind, count) in &details.left_out {
         line("left out", format!("{count} {kind}"));

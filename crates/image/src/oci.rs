@@ -419,7 +419,11 @@ pub(crate) fn docker_archive(
 
 /// Where an archive's members are.
 fn members(file: &File, shown: &str) -> Result<BTreeMap<String, Member>, ImageError> {
-    let read = |error: io::Error| fail(shown, error.to_string());
+    // The reader quotes what it stumbled over, which may be anything.
+    let read = |error: io::Error| match error.get_ref() {
+        None => fail(shown, error.to_string()),
+        Some(_) => fail(shown, "it is no archive as `docker save` and `podman save` write it"),
+    };
     let mut members = BTreeMap::new();
     let mut archive = tar::Archive::new(file);
     for (count, entry) in archive.entries_with_seek().map_err(read)?.raw(true).enumerate() {

@@ -68,6 +68,17 @@ fn an_index_of_several_platforms_gives_the_one_of_this_machine() {
     assert!(error.contains("linux/amd64"), "{error}");
 }
 
+/// What no archive is, is said to be none, and its content is nobody's error.
+#[test]
+fn a_text_for_an_archive_is_said_to_be_none() {
+    let ground = Ground::new();
+    let text = tempfile::NamedTempFile::new().unwrap();
+    fs::write(text.path(), "a secret of the operator's own\n".repeat(100)).unwrap();
+    let recipe = Recipe::new(Source::DockerArchive(text.path().to_owned()));
+    let error = ground.build("test", &recipe, Limits::default()).unwrap_err().to_string();
+    assert!(error.contains(": it is no archive") && !error.contains("secret"), "{error}");
+}
+
 #[test]
 fn a_source_that_changed_is_not_taken_for_what_it_was() {
     let ground = Ground::new();
