@@ -9,7 +9,7 @@
 //! Who may call: whoever started the run with [`Runtime::start_watched`](crate::Runtime::start_watched).
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
-use hotcell_decide::{CapabilityRequest, Decision, HostFact, SeenProcess};
+use hotcell_decide::{CapabilityRequest, Decision, ExecHow, HostFact, SeenProcess};
 use hotcell_ledger::{Capability, FileOp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -165,8 +165,7 @@ fn of_fact(fact: &HostFact) -> Option<Glimpse> {
         HostFact::Timeout { .. } => step("the time limit came".into()),
         HostFact::Interrupted { signal } => step(format!("stopped by signal {signal}")),
         HostFact::ExecEnded { exec, how, code, signal } => {
-            let number = code.or(*signal).map(|number| format!(" {number}")).unwrap_or_default();
-            step(format!("exec {exec} ended: {how:?}{number}").to_lowercase())
+            step(format!("exec {exec} {}", exec_words(*how, *code, *signal)))
         }
         HostFact::Failed { stage, error } => step(format!("failed at {stage}: {error}")),
         HostFact::VmExited { expected: true, .. } => step("the host ended the machine".into()),
@@ -191,19 +190,33 @@ fn of_fact(fact: &HostFact) -> Option<Glimpse> {
     }
 }
 
+fn exec_words(how: ExecHow, code: Option<i32>, signal: Option<i32>) -> String {
+    match (how, code, signal) {
+        (ExecHow::Exited, Some(code), _) => format!("ended with code {code}"),
+        (ExecHow::Signalled, _, Some(signal)) => format!("was ended by signal {signal}"),
+        (ExecHow::Exited | ExecHow::Signalled, ..) => "ended".into(),
+        (ExecHow::TimedOut, ..) => "was ended by the time limit".into(),
+        (ExecHow::Oom, ..) => "ran out of memory".into(),
+        (ExecHow::FailedToStart, ..) => "did not start".into(),
+        (ExecHow::Unknown, ..) => "was ended with its machine".into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_ordinary_end_of_a_machine_does_not_look_like_an_accident() {
-        let told = |expected| {
-            let fact = HostFact::VmExited { expected, status: "signal: 9 (SIGKILL)".into() };
-            match of_fact(&fact) {
-                Some(Glimpse::Step(text)) => text,
-                other => panic!("{other:?}"),
-            }
+        let step = |fact: HostFact| match of_fact(&fact) {
+            Some(Glimpse::Step(text)) => text,
+            other => panic!("{other:?}"),
         };
+        let ended = |how, code, signal| step(HostFact::ExecEnded { exec: 1, how, code, signal });
+        assert_eq!(ended(ExecHow::Exited, Some(3), None), "exec 1 ended with code 3");
+        assert_eq!(ended(ExecHow::Signalled, None, Some(9)), "exec 1 was ended by signal 9");
+        assert_eq!(ended(ExecHow::Unknown, None, None), "exec 1 was ended with its machine");
+        let told = |expected| step(HostFact::VmExited { expected, status: "signal: 9 (SIGKILL)".into() });
         assert_eq!(told(true), "the host ended the machine");
         assert_eq!(told(false), "the machine ended by itself: signal: 9 (SIGKILL)");
     }
