@@ -2,7 +2,7 @@
 //! how to mend what it can't. A run is possible if every point that one needs holds.
 
 use crate::exit::Fatal;
-use crate::home::{Home, find_program, find_qemu};
+use crate::home::{Home, OWN_HOME, find_program, find_qemu};
 use crate::say;
 use hotcell_ledger::SigningKey;
 use hotcell_vm::{AccelChoice, HostJail, Part, Registry, Workspace};
@@ -18,10 +18,6 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
 const MIN_FREE_BYTES: u64 = 1 << 30;
 /// Size of the workspace disk that is formatted for a try.
 const TRIAL_DISK_MIB: u32 = 64;
-
-/// Where the folders are another's, or read-only.
-const OWN_HOME: &str =
-    "set HOTCELL_HOME to a folder that you may write, or have this one given to you (chown)";
 
 /// One point.
 struct Point {

@@ -51,6 +51,11 @@ impl Fatal {
         Fatal { code, text: error.to_string() }
     }
 
+    /// Whether it is what this host has, and not what was typed.
+    pub(crate) fn is_failure(&self) -> bool {
+        self.code == FAILED
+    }
+
     /// Prints it as one paragraph.
     pub(crate) fn report(&self) -> ExitCode {
         say::note(&self.text);

@@ -12,6 +12,10 @@ pub(crate) struct Home {
     cache: PathBuf,
 }
 
+/// What to do where the folders are another's, or read-only.
+pub(crate) const OWN_HOME: &str =
+    "set HOTCELL_HOME to a folder that you may write, or have this one given to you (chown)";
+
 /// No folder can be derived from the environment.
 #[derive(Debug, thiserror::Error)]
 #[error("neither HOTCELL_HOME nor HOME is set to an absolute path: set HOTCELL_HOME to a folder of yours")]

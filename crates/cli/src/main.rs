@@ -40,7 +40,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return unread(&error),
     };
-    dispatch(cli).unwrap_or_else(|fatal| fatal.report())
+    dispatch(cli).unwrap_or_else(|fatal| {
+        let code = fatal.report();
+        // Whatever failed first for it, and however its own words put it.
+        if fatal.is_failure()
+            && let Ok(home) = home::Home::from_env()
+            && let Err(why) = home.writable()
+        {
+            say::note(format_args!("{why}: {}", home::OWN_HOME));
+        }
+        code
+    })
 }
 
 /// A command line that can't be read, or a question about it.

@@ -75,6 +75,32 @@ fn a_program_that_does_not_start_is_told_why_and_a_file_that_came_out_where_it_i
     assert_eq!(fs::read(place).unwrap(), b"hi\n");
 }
 
+/// A home that can't be written is said to be one, whatever fails first for it.
+#[test]
+fn a_home_that_can_not_be_written_is_named_with_what_to_do() {
+    let (file, there) = (tempfile::NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
+    let commands: [&[&str]; 5] = [
+        &["run", "--accel", "tcg", "--", "true"],
+        &["ps"],
+        &["key"],
+        &["image", "build", "any", "--from", "busybox"],
+        &["image", "show", "any"],
+    ];
+    for words in commands {
+        let output = hotcell().env("HOTCELL_HOME", file.path()).args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{words:?}: {said}");
+        assert!(said.contains("set HOTCELL_HOME to a folder that you may write"), "{words:?}: {said}");
+    }
+    // Whoever asked wrongly gets no folders made for it.
+    let wrong = hotcell().env("HOTCELL_HOME", there.path()).args(["verify", "nosuch"]).output().unwrap();
+    assert_eq!((wrong.status.code(), fs::read_dir(there.path()).unwrap().count()), (Some(2), 0));
+    // The control: a failure with another cause.
+    let output = hotcell().env("HOTCELL_HOME", there.path()).args(["image", "show", "any"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("HOTCELL_HOME"), "{output:?}");
+}
+
 /// Whoever reads one line and goes is no failure, and no panic.
 #[test]
 fn a_reader_who_has_enough_ends_a_command_quietly() {

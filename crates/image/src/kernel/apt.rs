@@ -6,7 +6,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-pub(super) const ADVICE: &str = "Run `apt-get update` as root, check the package sources, and try again";
+pub(super) const ADVICE: &str =
+    "Check the network, the package sources (`apt-get update` as root) and the space in the cache folder";
 
 /// Where the host is no Debian.
 const NO_APT: &str =
