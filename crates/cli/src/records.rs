@@ -79,11 +79,18 @@ pub(crate) struct Ended {
     pub(crate) age_s: u64,
 }
 
-/// All of them but the `live` ones, the newest first.
-pub(crate) fn ended(home: &Home, live: &[&str]) -> Vec<Ended> {
+/// Names of all runs of the folder but the `live` ones.
+pub(crate) fn over(home: &Home, live: &[&str]) -> Vec<String> {
+    let mut names = names(&home.runs());
+    names.retain(|name| !live.contains(&name.as_str()));
+    names
+}
+
+/// All of these, the newest first.
+pub(crate) fn ended(home: &Home, over: Vec<String>) -> Vec<Ended> {
     let runs = home.runs();
-    let over = names(&runs).into_iter().filter(|name| !live.contains(&name.as_str()));
     let mut all: Vec<Ended> = over
+        .into_iter()
         .map(|run_id| {
             let bundle = runs.join(&run_id);
             let written = fs::metadata(&bundle).and_then(|metadata| metadata.modified());
@@ -158,7 +165,7 @@ mod tests {
         }
         fs::create_dir_all(home.runs().join("run-c")).unwrap();
         let mut found: Vec<(String, Option<String>)> =
-            ended(&home, &["run-live"]).into_iter().map(|it| (it.run_id, it.reported)).collect();
+            ended(&home, over(&home, &["run-live"])).into_iter().map(|it| (it.run_id, it.reported)).collect();
         found.sort();
         let expected = [("run-a", Some("KILLED")), ("run-b", None), ("run-c", None)];
         assert_eq!(found, expected.map(|(name, said)| (name.to_owned(), said.map(str::to_owned))));

@@ -16,7 +16,10 @@ pub(crate) fn ps(args: &args::Ps) -> Result<ExitCode, Fatal> {
     let home = Home::from_env().map_err(Fatal::failed)?;
     let runs = registry(&home)?.list().map_err(Fatal::failed)?;
     let known: Vec<&str> = runs.iter().map(|run| run.run_id.as_str()).collect();
-    let over = records::ended(&home, &known);
+    let over = records::over(&home, &known);
+    let count = over.len();
+    // Reading what each says takes time, so only where it is asked for.
+    let over = if args.all { records::ended(&home, over) } else { Vec::new() };
     if args.json {
         let mut value = serde_json::json!({ "runs": runs });
         if args.all {
@@ -25,10 +28,10 @@ pub(crate) fn ps(args: &args::Ps) -> Result<ExitCode, Fatal> {
         say::json(&value)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if runs.is_empty() && (!args.all || over.is_empty()) {
-        let rest = match over.len() {
+    if runs.is_empty() && over.is_empty() {
+        let rest = match count {
             0 => String::new(),
-            count => format!("; `hotcell ps --all` lists {}", counted(count as u64, "run that is over")),
+            count => format!("; `hotcell ps --all` lists {}", counted(count as u64, "ended run")),
         };
         say::line(format_args!("no run is live, and none was left behind{rest}"))?;
     }
@@ -38,7 +41,7 @@ pub(crate) fn ps(args: &args::Ps) -> Result<ExitCode, Fatal> {
         let vmm = vmm.map_or_else(|| "no VMM".to_owned(), |vmm| format!("VMM {}", vmm.pid));
         say::line(format_args!("{}  {state}  {vmm}", run.run_id))?;
     }
-    for run in over.iter().filter(|_| args.all) {
+    for run in &over {
         // The report is anybody's to write.
         let said = match &run.reported {
             Some(verdict) => format!("{verdict}, says its report"),

@@ -133,6 +133,8 @@ fn a_record_is_found_by_its_runs_name_and_a_folder_of_records_is_no_record() {
     let outcome = Job::new(["true"]).out_at(&runs).run();
     let id = outcome.run_id.as_str();
     let (_, listed, _) = asked(&["ps", "--all"]);
+    let (_, living, _) = asked(&["ps"]);
+    assert!(!living.contains(" over "), "{living}");
     let row =
         listed.lines().find(|line| line.starts_with(&format!("{id} "))).unwrap_or_else(|| panic!("{listed}"));
     assert!(row.contains("over") && row.contains("ALLOWED, says its report"), "{row}");
