@@ -182,7 +182,9 @@ fn a_run_that_fills_memory_and_disk_leaves_its_template_as_it_was_and_holds_it_r
     let id = template_of(&outcome).unwrap();
     let check = hotcell().args(["template", "ls", "--verify"]).output().unwrap();
     assert!(check.status.success(), "{check:?}");
-    assert!(String::from_utf8_lossy(&check.stdout).contains(&id));
+    let listed = String::from_utf8_lossy(&check.stdout).into_owned();
+    let row = listed.lines().find(|line| line.starts_with(&id[..12]));
+    assert!(row.is_some_and(|row| row.ends_with(", intact")), "{id}: {listed}");
     // The control: one byte of a copy, with the digests of the original.
     let copy = tempfile::tempdir().unwrap();
     let (from, to) =
