@@ -187,11 +187,18 @@ fn try_base(hierarchy: &Hierarchy, controller: &str, part: Part) -> Result<PathB
         let share = HostShare { memory_mib: 64, vcpus: 1, translated: true };
         set_limit(&probe, hierarchy.version, part, share)?;
         // Entering needs the right to write here; where it is missing on a common ancestor, the rehearsal tells.
-        OpenOptions::new().write(true).open(probe.join("cgroup.procs"))?;
+        OpenOptions::new().write(true).open(entrance(&probe, hierarchy.version))?;
         Ok::<(), io::Error>(())
     })();
     let _ = fs::remove_dir(&probe);
     tried.map(|()| base.clone()).map_err(|error| format!("{}: {error}", base.display()))
+}
+
+/// The file through which a process with one thread enters. Moving a whole process waits for the kernel's readers, some
+/// ten milliseconds; a thread that moves itself does not, and a child that has just been forked has one. Version 2 moves
+/// threads between threaded cgroups alone.
+fn entrance(dir: &Path, version: u8) -> PathBuf {
+    dir.join(if version == 1 { "tasks" } else { "cgroup.procs" })
 }
 
 fn set_limit(dir: &Path, version: u8, part: Part, share: HostShare) -> io::Result<()> {
@@ -236,11 +243,11 @@ impl RunCgroups {
                 for &part in &base.parts {
                     set_limit(&dir, base.version, part, share)?;
                 }
-                let procs: File = OpenOptions::new().write(true).open(dir.join("cgroup.procs"))?;
-                Ok(procs.into())
+                let entrance: File = OpenOptions::new().write(true).open(entrance(&dir, base.version))?;
+                Ok(entrance.into())
             })();
             match entered {
-                Ok(procs) => entrances.push(procs),
+                Ok(entrance) => entrances.push(entrance),
                 Err(error) => {
                     let _ = made.remove();
                     return Err(error);

@@ -130,7 +130,7 @@ pub struct JailPlan {
     pub limits: Vec<(u32, u64)>,
     /// System call filter.
     pub filter: Option<Filter>,
-    /// `cgroup.procs` files, open for writing, that the child enters.
+    /// Files of cgroups, open for writing, by each of which a process enters that writes `0` to it.
     pub cgroups: Vec<OwnedFd>,
     /// Open files that the child gets under their own numbers. Nothing else is inherited, beside its standard streams.
     pub inherit: Vec<OwnedFd>,

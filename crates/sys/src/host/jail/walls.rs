@@ -75,8 +75,8 @@ impl Walls {
         self.stage(Stage::Descriptors);
         self.choose_descriptors()?;
         self.stage(Stage::Cgroups);
-        for procs in &self.cgroups {
-            write_all(procs.as_raw_fd(), b"0")?;
+        for entrance in &self.cgroups {
+            write_all(entrance.as_raw_fd(), b"0")?;
         }
         if let Some(maps) = &self.user_namespace {
             self.stage(Stage::Identity);
