@@ -19,12 +19,13 @@
 //! What it does not: see what an approved program maps or interprets
 //! (`docs/exec-enforcement.md`).
 
+use crate::approved::{self, Approved, List};
 use crate::last::{Doing, Failure, console};
-use crate::permits::{Denial, Permit, Permits, needs_another};
+use crate::permits::{self, Denial, Permit, Permits, Table, needs_another};
 use crate::view::{ROOT, WORKSPACE};
 use crate::warm::{Candidate, candidates};
 use crate::{cgroup, confine};
-use hotcell_sys::guest::{Child, ExecEvent, ExecEvents, ForkPlan, Namespaces, exit_now, fork};
+use hotcell_sys::guest::{Child, ExecEvent, ExecEvents, ForkPlan, Namespaces, SharedWords, exit_now, fork};
 use hotcell_wire::{
     ExecDecision, ExecRule, FrameReader, GuestFrame, HEADER_LEN, MAX_EXEC_ALLOW, MAX_RESOURCE,
 };
@@ -33,7 +34,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::thread::set_name;
 use rustix::time::Timespec;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -50,16 +51,11 @@ const WATCHED: [&str; 6] = [ROOT, WORKSPACE, "/root/tmp", "/root/run", "/root/de
 const KEPT_ANSWERS: usize = 64 * 1024;
 /// Bytes read of a file at once.
 const READ: usize = 128 * 1024;
-/// Longest message from PID 1: a frame's worth of digests and a tag.
-const CONTROL: usize = hotcell_wire::MAX_PAYLOAD + 1;
 /// Longest message to PID 1.
 const REPORT: usize = HEADER_LEN + 44 + MAX_RESOURCE;
 
-const ALLOW_DIGESTS: u8 = 1;
-const ENFORCE: u8 = 2;
-const PERMIT: u8 = 3;
-const END: u8 = 4;
-const WARM: u8 = 5;
+/// The only message from PID 1: read ahead until there is something to do.
+const WARM: u8 = 1;
 
 /// PID 1's end.
 #[derive(Debug)]
@@ -70,8 +66,8 @@ pub(crate) struct Gate {
     group: ExecEvents,
     /// Digests sent so far; `None`: the list is complete, or there is none.
     listed: Option<usize>,
-    /// Execs that have no process any more, of which the gate was not told yet.
-    gone: Vec<u32>,
+    approved: Approved,
+    permits: Table,
     pub(crate) readable: bool,
 }
 
@@ -88,15 +84,23 @@ impl Gate {
         let (control, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .doing(|| "make a socket pair".into())?;
+        let shared = SharedWords::new(approved::WORDS + permits::WORDS)
+            .doing(|| "share memory with the gate".into())?;
+        let (list, table) = shared.words().split_at(approved::WORDS);
+        let (Some(approved), Some(permits)) = (Approved::new(list), Table::new(table)) else {
+            return Err(Failure::new("the gate's memory has another size"));
+        };
         let plan = ForkPlan { cgroup: None, namespaces: Namespaces::Inherit };
         let process = fork(plan, || {
-            let judge = Judge::new(root, workspace);
+            let judge = Judge::new(root, workspace, approved, permits);
             let ended = run(&events, &theirs, judge);
             console(&format!("the gate ends: {ended}"));
             exit_now(1)
         })
         .doing(|| "start the gate".into())?;
-        Ok(Gate { process, control, group: events, listed: Some(0), gone: Vec::new(), readable: false })
+        // Processes of the workload are forked from now on.
+        shared.keep_from_children().doing(|| "keep the permits from the workload".into())?;
+        Ok(Gate { process, control, group: events, listed: Some(0), approved, permits, readable: false })
     }
 
     pub(crate) fn control(&self) -> BorrowedFd<'_> {
@@ -107,11 +111,11 @@ impl Gate {
     pub(crate) fn allow(&mut self, digests: &[[u8; 32]]) -> Result<(), Failure> {
         let listed =
             self.listed.as_mut().ok_or_else(|| Failure::new("the list of executables is complete"))?;
-        *listed += digests.len();
-        if *listed > MAX_EXEC_ALLOW {
+        if !self.approved.add(*listed, digests) {
             return Err(Failure::new(format!("more than {MAX_EXEC_ALLOW} files may be executed")));
         }
-        self.tell(&[&[ALLOW_DIGESTS], digests.as_flattened()].concat())
+        *listed += digests.len();
+        Ok(())
     }
 
     /// An exec begins. Where the host has completed no list by now there is none, and executions cost nothing.
@@ -124,40 +128,32 @@ impl Gate {
 
     /// Completes the list, before the first exec: it holds from now on.
     pub(crate) fn enforce(&mut self, workspace: bool) -> Result<(), Failure> {
-        if self.listed.take().is_none() {
-            return Err(Failure::new(
-                "the host completed the list of executables twice, or after an exec began",
-            ));
-        }
-        self.tell(&[ENFORCE, u8::from(workspace)])
+        let listed = self.listed.take().ok_or_else(|| {
+            Failure::new("the host completed the list of executables twice, or after an exec began")
+        })?;
+        self.approved.complete(listed, workspace);
+        Ok(())
     }
 
     /// What the host's token for this exec allows; before its first process has its order.
-    pub(crate) fn permit(&mut self, exec: u32, permit: Permit) -> Result<(), Failure> {
-        let mut message = vec![PERMIT, u8::from(permit.spawn)];
-        message.extend(exec.to_le_bytes());
-        message.extend(permit.binary);
-        message.extend(self.gone.drain(..).flat_map(u32::to_le_bytes));
-        self.tell(&message)
+    pub(crate) fn permit(&self, exec: u32, permit: Permit) -> Result<(), Failure> {
+        let granted = self.permits.grant(exec, permit);
+        granted.then_some(()).ok_or_else(|| Failure::new("more execs than there may be have processes"))
     }
 
     /// The exec's first process has ended: nothing of its tree executes any more.
-    pub(crate) fn end(&self, exec: u32) -> Result<(), Failure> {
-        self.tell(&[&[END], exec.to_le_bytes().as_slice()].concat())
+    pub(crate) fn end(&self, exec: u32) {
+        self.permits.end(exec);
     }
 
-    /// The exec has no process any more. Who is not there executes nothing: the gate is told with the next permit.
-    pub(crate) fn gone(&mut self, exec: u32) {
-        self.gone.push(exec);
+    /// The exec has no process any more.
+    pub(crate) fn gone(&self, exec: u32) {
+        self.permits.gone(exec);
     }
 
     /// Lets it read ahead until it has something to do.
     pub(crate) fn warm(&self) -> Result<(), Failure> {
-        self.tell(&[WARM])
-    }
-
-    fn tell(&self, message: &[u8]) -> Result<(), Failure> {
-        send(&self.control, message, SendFlags::NOSIGNAL).doing(|| "tell the gate".into())?;
+        send(&self.control, &[WARM], SendFlags::NOSIGNAL).doing(|| "tell the gate".into())?;
         Ok(())
     }
 
@@ -189,9 +185,8 @@ impl Gate {
 struct Judge {
     root: u64,
     workspace: u64,
-    list: HashSet<[u8; 32]>,
+    approved: Approved,
     permits: Permits,
-    enforcing: Option<Enforcing>,
     /// Answers about inodes of the root image.
     kept: HashMap<u64, Answer>,
     /// Files of the root image that were read ahead, by inode.
@@ -211,11 +206,6 @@ struct Known {
 }
 
 #[derive(Clone, Copy)]
-struct Enforcing {
-    workspace: bool,
-}
-
-#[derive(Clone, Copy)]
 struct Answer {
     allow: bool,
     /// What to tell; `None`: nothing, as for every approved file.
@@ -226,13 +216,12 @@ struct Answer {
 }
 
 impl Judge {
-    fn new(root: u64, workspace: u64) -> Judge {
+    fn new(root: u64, workspace: u64, approved: Approved, permits: Table) -> Judge {
         Judge {
             root,
             workspace,
-            list: HashSet::new(),
-            permits: Permits::default(),
-            enforcing: None,
+            approved,
+            permits: Permits::new(permits),
             kept: HashMap::new(),
             known: HashMap::new(),
             ahead: Vec::new(),
@@ -242,36 +231,16 @@ impl Judge {
     }
 
     fn learn(&mut self, message: &[u8]) {
-        match message.split_first() {
-            Some((&ALLOW_DIGESTS, digests)) => self.list.extend(digests.as_chunks::<32>().0),
-            Some((&WARM, [])) => self.ahead = candidates(Path::new(ROOT), self.root),
-            Some((&ENFORCE, &[workspace])) => self.enforcing = Some(Enforcing { workspace: workspace != 0 }),
-            Some((&PERMIT, rest)) => {
-                // One that can't be read is none, and nothing runs by it.
-                if let Some(([spawn, exec @ ..], rest)) = rest.split_first_chunk::<5>()
-                    && let Some((&binary, gone)) = rest.split_first_chunk::<32>()
-                {
-                    for exec in gone.as_chunks::<4>().0 {
-                        self.permits.gone(u32::from_le_bytes(*exec));
-                    }
-                    let permit = Permit { binary, spawn: *spawn != 0 };
-                    self.permits.grant(u32::from_le_bytes(*exec), permit);
-                }
-            }
-            Some((&END, exec)) => {
-                if let Ok(exec) = exec.try_into().map(u32::from_le_bytes) {
-                    self.permits.end(exec);
-                }
-            }
-            _ => {}
+        if message == [WARM] {
+            self.ahead = candidates(Path::new(ROOT), self.root);
         }
     }
 
     fn judge(&mut self, event: &ExecEvent<'_>, exec: u32) -> Answer {
-        let Some(Enforcing { workspace }) = self.enforcing else {
+        let Some(list) = self.approved.list() else {
             return Answer { allow: true, rule: None, digest: [0; 32], follows: false };
         };
-        let answer = self.judge_file(event, workspace);
+        let answer = self.judge_file(event, list);
         if !answer.allow {
             self.permits.refused(exec);
             return answer;
@@ -289,7 +258,7 @@ impl Judge {
         }
     }
 
-    fn judge_file(&mut self, event: &ExecEvent<'_>, workspace: bool) -> Answer {
+    fn judge_file(&mut self, event: &ExecEvent<'_>, list: List) -> Answer {
         let refuse = |rule, digest| Answer { allow: false, rule: Some(rule), digest, follows: false };
         let Ok(there) = event.file().metadata() else { return refuse(ExecRule::Unreadable, [0; 32]) };
         if there.dev() == self.root {
@@ -298,7 +267,7 @@ impl Judge {
             }
             let known = self.known.get(&there.ino()).copied();
             let answer = match known.or_else(|| self.read(event.file())) {
-                Some(Known { digest, follows }) if self.list.contains(&digest) => {
+                Some(Known { digest, follows }) if list.contains(&digest) => {
                     Answer { allow: true, rule: None, digest, follows }
                 }
                 Some(Known { digest, .. }) => refuse(ExecRule::Unknown, digest),
@@ -309,7 +278,7 @@ impl Judge {
             }
             self.kept.insert(there.ino(), answer);
             answer
-        } else if there.dev() == self.workspace && workspace {
+        } else if there.dev() == self.workspace && list.workspace {
             match self.read(event.file()) {
                 Some(Known { digest, follows }) => {
                     Answer { allow: true, rule: Some(ExecRule::Workspace), digest, follows }
@@ -383,7 +352,6 @@ fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<In
     set_name(c"hotcell-gate").doing(|| "name the gate".into())?;
     // Events name files by descriptor, so that no capability is needed to read them.
     confine::drop_capabilities().doing(|| "drop the gate's capabilities".into())?;
-    let mut message = vec![0; CONTROL];
     loop {
         let mut ready = [PollFd::new(events, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
         let idle = !judge.ahead.is_empty();
@@ -394,8 +362,10 @@ fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<In
         }
         // One for each round: looking whether there is a second one costs as much as asking again.
         let event = events.next().doing(|| "read an execution".into())?;
-        // What PID 1 said before it started the program that asks has arrived by now.
-        listen(control, &mut message, judge)?;
+        let [_, heard] = &ready;
+        if !heard.revents().is_empty() {
+            listen(control, judge)?;
+        }
         let Some(event) = event else { continue };
         // While one exec alone has processes, whoever asks is of its tree.
         let exec = judge.permits.only().unwrap_or_else(|| cgroup::exec_of(event.pid()));
@@ -408,14 +378,15 @@ fn serve(events: &ExecEvents, control: &OwnedFd, judge: &mut Judge) -> Result<In
     }
 }
 
-fn listen(control: &OwnedFd, message: &mut [u8], judge: &mut Judge) -> Result<(), Failure> {
-    loop {
-        match recv(control, &mut *message, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => return Err(Failure::new("PID 1 has closed the gate's socket")),
-            Ok((_, length)) => judge.learn(message.get(..length).unwrap_or_default()),
-            Err(Errno::AGAIN) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error).doing(|| "hear PID 1".into()),
+fn listen(control: &OwnedFd, judge: &mut Judge) -> Result<(), Failure> {
+    let mut message = [0; 1];
+    match recv(control, &mut message, RecvFlags::DONTWAIT) {
+        Ok((_, 0)) => Err(Failure::new("PID 1 has closed the gate's socket")),
+        Ok((_, length)) => {
+            judge.learn(message.get(..length).unwrap_or_default());
+            Ok(())
         }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+        Err(error) => Err(error).doing(|| "hear PID 1".into()),
     }
 }

@@ -23,6 +23,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
+mod approved;
 mod boot;
 mod cgroup;
 mod channel;

@@ -1,8 +1,8 @@
 //! Whose executions the host has allowed: one permit for each exec that it began.
 //!
 //! The host redeems a spawn token before it begins an exec; what the token was
-//! bound to comes with the exec as its permit, and reaches the gate before the
-//! exec's first process has its order.
+//! bound to comes with the exec as its permit, and is in the memory that PID 1 and the gate share
+//! before the exec's first process has its order.
 //!
 //! ```text
 //! granted --first file, the one that the permit names--> starting --its last file--> begun
@@ -16,11 +16,14 @@
 //! stolen or handed on. One `execve` may ask for several files: a script, its
 //! interpreter, a loader. How many is read from the files, as the kernel reads them.
 //! What it does not do: judge files (see `gate`).
-//! Who may call: the gate.
+//! Who may call: PID 1, which grants and ends them; the gate, which reads them and remembers what was used.
 
+use crate::approved::{self, DIGEST};
+use hotcell_wire::MAX_EXECS;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What the host allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,50 +46,128 @@ pub(crate) enum Denial {
     DeadParent,
 }
 
-#[derive(Debug)]
-enum State {
-    Granted,
-    /// Its first process is between two files of one `execve`.
-    Starting(i32),
-    Begun,
-    Over,
+/// Words that the permits take.
+pub(crate) const WORDS: usize = MAX_EXECS * (1 + DIGEST);
+/// In a slot's head above the exec's number: its tree may execute other files.
+const SPAWN: u64 = 1 << 32;
+/// Its first process has ended.
+const OVER: u64 = 1 << 33;
+
+/// The permits of all execs that have processes: PID 1 writes them, the gate reads them. Memory that both have, because a
+/// message would wake the gate for each, and the way through a socket is long where it is translated for every run.
+///
+/// A slot is a head, the exec's number and two flags, or zero where it is free; and the permit's digest, which is written
+/// before the head and does not change while the head is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table {
+    heads: &'static [AtomicU64],
+    digests: &'static [AtomicU64],
 }
 
-/// The permits of all execs.
-#[derive(Debug, Default)]
-pub(crate) struct Permits {
-    by_exec: HashMap<u32, (Permit, State)>,
-}
-
-impl Permits {
-    /// Before the exec's first process has its order. An exec gets one permit, ever.
-    pub(crate) fn grant(&mut self, exec: u32, permit: Permit) {
-        self.by_exec.entry(exec).or_insert((permit, State::Granted));
+impl Table {
+    /// An empty one in [`WORDS`] words that are all zero; `None` where they are fewer.
+    pub(crate) fn new(words: &'static [AtomicU64]) -> Option<Table> {
+        let (heads, digests) = words.split_at_checked(MAX_EXECS)?;
+        (words.len() == WORDS).then_some(Table { heads, digests })
     }
 
-    /// Its first process has ended.
-    pub(crate) fn end(&mut self, exec: u32) {
-        if let Some((_, state)) = self.by_exec.get_mut(&exec) {
-            *state = State::Over;
+    fn slots(self) -> impl Iterator<Item = (&'static AtomicU64, &'static [AtomicU64])> {
+        self.heads.iter().zip(self.digests.chunks_exact(DIGEST))
+    }
+
+    fn head(self, exec: u32) -> Option<&'static AtomicU64> {
+        self.heads.iter().find(|head| exec != 0 && exec_in(head.load(Ordering::Acquire)) == exec)
+    }
+
+    /// PID 1, before the exec's first process has its order. An exec gets one permit, ever. Whether there was room.
+    pub(crate) fn grant(self, exec: u32, permit: Permit) -> bool {
+        if exec == 0 || self.head(exec).is_some() {
+            return exec != 0;
+        }
+        let free = self.slots().find(|(head, _)| head.load(Ordering::Relaxed) == 0);
+        let Some((head, digest)) = free else { return false };
+        for (word, bytes) in digest.iter().zip(permit.binary.as_chunks().0) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+        head.store(u64::from(exec) | if permit.spawn { SPAWN } else { 0 }, Ordering::Release);
+        true
+    }
+
+    /// PID 1: the exec's first process has ended.
+    pub(crate) fn end(self, exec: u32) {
+        if let Some(head) = self.head(exec) {
+            head.fetch_or(OVER, Ordering::AcqRel);
         }
     }
 
-    /// Its last process has ended.
-    pub(crate) fn gone(&mut self, exec: u32) {
-        self.by_exec.remove(&exec);
+    /// PID 1: its last process has ended.
+    pub(crate) fn gone(self, exec: u32) {
+        if let Some(head) = self.head(exec) {
+            head.store(0, Ordering::Release);
+        }
     }
 
-    /// The exec that alone may have processes: whoever executes is of its tree,
-    /// since all processes of the workload are born in an exec's cgroup.
+    /// The gate: the exec's permit, and whether its first process has ended. A slot is given to another exec only once
+    /// this one has no process that could ask.
+    fn permit(self, exec: u32) -> Option<(Permit, bool)> {
+        let found = |head: u64| exec != 0 && exec_in(head) == exec;
+        let (head, digest) = self.slots().find(|(head, _)| found(head.load(Ordering::Acquire)))?;
+        let binary = approved::read(digest);
+        let head = head.load(Ordering::Acquire);
+        found(head).then_some((Permit { binary, spawn: head & SPAWN != 0 }, head & OVER != 0))
+    }
+
+    /// The gate: the exec that alone may have processes. Whoever executes is of its tree, since all processes of the
+    /// workload are born in an exec's cgroup.
+    pub(crate) fn only(self) -> Option<u32> {
+        let mut execs =
+            self.heads.iter().map(|head| exec_in(head.load(Ordering::Acquire))).filter(|exec| *exec != 0);
+        execs.next().filter(|_| execs.next().is_none())
+    }
+}
+
+fn exec_in(head: u64) -> u32 {
+    head as u32
+}
+
+/// How far an exec's use of its permit has come.
+#[derive(Clone, Copy, Debug)]
+enum Used {
+    /// Its first process is between two files of one `execve`.
+    Starting(i32),
+    Begun,
+}
+
+/// The permits, as the gate uses them up.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    table: Table,
+    used: HashMap<u32, Used>,
+}
+
+impl Permits {
+    pub(crate) fn new(table: Table) -> Permits {
+        Permits { table, used: HashMap::new() }
+    }
+
+    /// As [`Table::only`].
     pub(crate) fn only(&self) -> Option<u32> {
-        let mut execs = self.by_exec.keys();
-        execs.next().copied().filter(|_| execs.next().is_none())
+        self.table.only()
     }
 
     /// A refused file uses a fresh permit up, as a wrong token is.
     pub(crate) fn refused(&mut self, exec: u32) {
-        if let Some((_, state @ (State::Granted | State::Starting(_)))) = self.by_exec.get_mut(&exec) {
-            *state = State::Begun;
+        self.note(exec, Used::Begun);
+    }
+
+    fn note(&mut self, exec: u32, used: Used) {
+        if self.used.len() >= MAX_EXECS {
+            let table = self.table;
+            self.used.retain(|exec, _| table.permit(*exec).is_some());
+        }
+        // Who has no permit has none that could be used up.
+        if self.table.permit(exec).is_some() {
+            self.used.insert(exec, used);
         }
     }
 
@@ -99,20 +180,25 @@ impl Permits {
         digest: &[u8; 32],
         follows: bool,
     ) -> Result<(), Denial> {
-        let (permit, state) = self.by_exec.get_mut(&exec).ok_or(Denial::NoToken)?;
-        let next = if follows { State::Starting(pid) } else { State::Begun };
-        match *state {
-            State::Granted if permit.binary == [0; 32] || permit.binary == *digest => *state = next,
-            State::Granted => {
-                *state = State::Begun;
-                return Err(Denial::BinaryMismatch);
+        let (permit, over) = self.table.permit(exec).ok_or(Denial::NoToken)?;
+        let next = if follows { Used::Starting(pid) } else { Used::Begun };
+        match self.used.get(&exec) {
+            _ if over => Err(Denial::DeadParent),
+            None if permit.binary == [0; 32] || permit.binary == *digest => {
+                self.note(exec, next);
+                Ok(())
             }
-            State::Starting(first) if first == pid => *state = next,
-            State::Starting(_) | State::Begun if permit.spawn => {}
-            State::Starting(_) | State::Begun => return Err(Denial::NoToken),
-            State::Over => return Err(Denial::DeadParent),
+            None => {
+                self.note(exec, Used::Begun);
+                Err(Denial::BinaryMismatch)
+            }
+            Some(Used::Starting(first)) if *first == pid => {
+                self.note(exec, next);
+                Ok(())
+            }
+            Some(_) if permit.spawn => Ok(()),
+            Some(_) => Err(Denial::NoToken),
         }
-        Ok(())
     }
 }
 
@@ -155,46 +241,49 @@ pub(crate) fn needs_another(file: &File) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hotcell_sys::guest::SharedWords;
 
     const SHELL: [u8; 32] = [1; 32];
     const OTHER: [u8; 32] = [2; 32];
 
-    fn permits(spawn: bool) -> Permits {
-        let mut permits = Permits::default();
-        permits.grant(7, Permit { binary: SHELL, spawn });
-        permits
+    /// Exec 7 has a permit for the shell.
+    fn permits(spawn: bool) -> (Table, Permits) {
+        let table = Table::new(SharedWords::new(WORDS).unwrap().words()).unwrap();
+        assert!(table.grant(7, Permit { binary: SHELL, spawn }));
+        (table, Permits::new(table))
     }
 
     #[test]
     fn without_a_token_nothing_is_executed() {
-        assert_eq!(permits(true).ask(0, 10, &SHELL, false), Err(Denial::NoToken));
-        assert_eq!(permits(true).ask(8, 10, &SHELL, false), Err(Denial::NoToken));
+        let (_, mut permits) = permits(true);
+        assert_eq!(permits.ask(0, 10, &SHELL, false), Err(Denial::NoToken));
+        assert_eq!(permits.ask(8, 10, &SHELL, false), Err(Denial::NoToken));
     }
 
     #[test]
     fn a_token_is_for_one_file_and_used_up_by_another() {
-        let mut permits = permits(false);
+        let (_, mut permits) = permits(false);
         assert_eq!(permits.ask(7, 10, &OTHER, false), Err(Denial::BinaryMismatch));
         assert_eq!(permits.ask(7, 10, &SHELL, false), Err(Denial::NoToken), "it can't be tried again");
-        let mut unlisted = self::permits(false);
+        let (_, mut unlisted) = self::permits(false);
         unlisted.refused(7);
         assert_eq!(unlisted.ask(7, 10, &SHELL, false), Err(Denial::NoToken));
     }
 
     #[test]
     fn a_token_is_for_one_execution_unless_its_tree_may_start_others() {
-        let mut single = permits(false);
+        let (_, mut single) = permits(false);
         assert_eq!(single.ask(7, 10, &SHELL, false), Ok(()));
         assert_eq!(single.ask(7, 10, &SHELL, false), Err(Denial::NoToken), "a replay");
         assert_eq!(single.ask(7, 11, &OTHER, false), Err(Denial::NoToken));
-        let mut tree = permits(true);
+        let (_, mut tree) = permits(true);
         assert_eq!(tree.ask(7, 10, &SHELL, false), Ok(()));
         assert_eq!(tree.ask(7, 11, &OTHER, false), Ok(()));
     }
 
     #[test]
     fn a_script_and_its_interpreter_are_one_execution() {
-        let mut permits = permits(false);
+        let (_, mut permits) = permits(false);
         assert_eq!(permits.ask(7, 10, &SHELL, true), Ok(()), "a script");
         assert_eq!(permits.ask(7, 11, &OTHER, false), Err(Denial::NoToken), "another process");
         assert_eq!(permits.ask(7, 10, &OTHER, true), Ok(()), "its interpreter");
@@ -204,28 +293,53 @@ mod tests {
 
     #[test]
     fn nothing_of_an_exec_that_has_ended_is_executed() {
-        let mut permits = permits(true);
+        let (table, mut permits) = permits(true);
         assert_eq!(permits.ask(7, 10, &SHELL, false), Ok(()));
-        permits.end(7);
+        table.end(7);
         assert_eq!(permits.ask(7, 11, &SHELL, false), Err(Denial::DeadParent));
-        permits.grant(7, Permit { binary: SHELL, spawn: true });
+        assert!(table.grant(7, Permit { binary: SHELL, spawn: true }));
         assert_eq!(permits.ask(7, 11, &SHELL, false), Err(Denial::DeadParent), "a number is used once");
-        permits.gone(7);
+        table.gone(7);
         assert_eq!(permits.ask(7, 11, &SHELL, false), Err(Denial::NoToken));
     }
 
     #[test]
     fn one_exec_is_known_without_a_look_and_of_two_none() {
-        let mut permits = permits(true);
+        let (table, permits) = permits(true);
         assert_eq!(permits.only(), Some(7));
-        permits.grant(8, Permit { binary: OTHER, spawn: false });
+        assert!(table.grant(8, Permit { binary: OTHER, spawn: false }));
         assert_eq!(permits.only(), None);
-        permits.end(7);
+        table.end(7);
         assert_eq!(permits.only(), None, "its processes may still be there");
-        permits.gone(7);
+        table.gone(7);
         assert_eq!(permits.only(), Some(8));
-        permits.gone(8);
+        table.gone(8);
         assert_eq!(permits.only(), None);
+    }
+
+    #[test]
+    fn a_slot_is_used_again_and_what_was_used_is_forgotten_with_it() {
+        let (table, mut permits) = permits(false);
+        let other = Permit { binary: OTHER, spawn: true };
+        assert!(!table.grant(0, other), "no exec has this number");
+        for exec in 8..7 + MAX_EXECS as u32 {
+            assert!(table.grant(exec, other));
+            assert_eq!(permits.ask(exec, 10, &OTHER, false), Ok(()));
+        }
+        assert!(!table.grant(5000, other), "as many as there may be");
+        assert_eq!(permits.ask(7, 10, &SHELL, false), Ok(()));
+        table.gone(7);
+        table.end(0);
+        table.gone(0);
+        assert!(table.grant(5000, other));
+        assert_eq!(
+            permits.ask(5000, 10, &SHELL, false),
+            Err(Denial::BinaryMismatch),
+            "not what was there before"
+        );
+        assert_eq!(permits.ask(5000, 10, &SHELL, false), Ok(()), "its tree may execute what is approved");
+        assert_eq!(permits.used.len(), MAX_EXECS);
+        assert!(!permits.used.contains_key(&7));
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl Init {
                     && exec.hear_death(&mut self.channel)
                 {
                     // Before its tree is killed: what escapes that for a moment executes nothing any more.
-                    self.gate.end(id)?;
+                    self.gate.end(id);
                     exec.kill();
                 }
             }

@@ -9,6 +9,7 @@ mod ioctl;
 mod program;
 mod seccomp;
 mod secret;
+mod shared;
 
 pub use fanotify::{ExecEvent, ExecEvents};
 pub use fork::{Child, ForkPlan, Namespaces, exit_now, fork, signal};
@@ -19,3 +20,4 @@ pub use program::{
 };
 pub use seccomp::{Argument, Filter, FilterError, Rule, Verdict};
 pub use secret::LockedPage;
+pub use shared::SharedWords;
