@@ -112,7 +112,7 @@ fn kernel_command_line(plan: &VmPlan, tsc_khz: Option<u32>) -> String {
     // security modules whose policies nobody loads, the audit channel, the accounts of
     // stalls that nobody reads, self-tests of ciphers, and waiting for serial ports that do not exist.
     line.push_str(
-        " lsm=landlock,yama audit=0 psi=0 cryptomgr.notests 8250.nr_uarts=1 no_timer_check noreplace-smp",
+        " lsm=landlock,yama audit=0 psi=0 cryptomgr.notests 8250.nr_uarts=1 no_timer_check noreplace-smp rcupdate.rcu_expedited=1",
     );
     if plan.acceleration.accel == Accel::Tcg
         && let Some(khz) = tsc_khz
