@@ -1,6 +1,6 @@
 //! Many runs: one after another in one process, many at once, and many stopped together.
 
-use crate::harness::{PATIENCE, SLOTS, SOON, Slot, home, hotcell, verify, wait_until, warm_up};
+use crate::harness::{PATIENCE, SOON, Slot, home, hotcell, verify, wait_until, warm_up};
 use crate::machine::{Sink, assert_gone, busybox, fresh_id, runtime};
 use crate::sigkill::left;
 use hotcell_runtime::{ExecIo, ExecRequest, GetRequest, PutRequest, Run, Stdin};
@@ -125,7 +125,7 @@ fn two_hundred_runs_in_one_process_leave_no_file_open() {
 fn start_at_once(count: usize) {
     const SAME: usize = 3;
     warm_up();
-    let _slots: Vec<Slot> = (0..SLOTS).map(|_| Slot::take()).collect();
+    let _slots = Slot::take_all();
     let out = tempfile::tempdir().unwrap();
     let same = fresh_id("same");
     let runs: Vec<_> = (0..count)
@@ -199,7 +199,7 @@ fn fifty_starts_at_once_are_unique_or_refused() {
 fn many_runs_are_stopped_together_each_with_its_own_signal_and_record() {
     let signals = [Signal::INT, Signal::TERM, Signal::HUP, Signal::TERM];
     let out = tempfile::tempdir().unwrap();
-    let _slots: Vec<Slot> = (0..SLOTS).map(|_| Slot::take()).collect();
+    let _slots = Slot::take_all();
     let runs: Vec<_> = signals
         .iter()
         .map(|&signal| {
