@@ -11,16 +11,18 @@
 //! What it does not: look behind pointers, which no such filter can.
 //!
 //! ```text
-//! ld arch; not ours -> kill         ld nr; nr > newest -> ENOSYS
-//! binary search over the calls:     jge nr, upper half, lower half
-//!   leaf:     jeq nr, first rule, allow
-//!   rule:     per test: ld arg; and mask; jeq value.. -> next test | next rule
+//! ld arch; not ours -> kill         ld nr
+//! binary search over stretches of calls with one answer:
+//!   jge nr, upper half, lower half  (a stretch's answer: one of a few shared returns)
+//! a call with tests, per rule:
+//!   per test: ld arg; and mask; jeq value.. -> next test | next rule
 //!             ret errno
 //!   after the last rule: ret allow
 //! ```
-//! A search, not a list: at each installation (one per exec) the kernel runs the
-//! filter for every call number there is, to remember those that are always
-//! allowed. With a list of 80 rules that took longer than fork and exec together.
+//! A search, not a list, and a short one: at each installation (one per exec) the kernel runs the
+//! filter for every call number there is, to remember those that are always allowed, and translates it
+//! to machine code in many passes. With a list of 80 rules that took longer than fork and exec together,
+//! and with five instructions for each call a sixth of an exec.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -103,7 +105,6 @@ const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
-const JUMP_GREATER: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 const fn op(code: u16, k: u32) -> libc::sock_filter {
@@ -125,6 +126,8 @@ const fn answer(verdict: Verdict) -> libc::sock_filter {
     }
 }
 
+const ALLOW: libc::sock_filter = op(RETURN, libc::SECCOMP_RET_ALLOW);
+
 impl Filter {
     /// Compiles `rules`; calls above `newest` are not implemented.
     ///
@@ -132,20 +135,11 @@ impl Filter {
     /// The table is wrong.
     pub fn compile(newest: libc::c_long, rules: &[Rule]) -> Result<Filter, FilterError> {
         let number = |call| u32::try_from(call).map_err(|_| FilterError::Number);
-        let mut program = vec![
-            op(LOAD, ARCH),
-            jump(JUMP_EQUAL, AUDIT_ARCH, 1, 0),
-            op(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
-            op(LOAD, NR),
-            jump(JUMP_GREATER, number(newest)?, 0, 1),
-            refusal(libc::ENOSYS),
-        ];
-        let mut calls: BTreeMap<u32, Vec<libc::sock_filter>> = BTreeMap::new();
+        let mut calls: BTreeMap<u32, Vec<&Rule>> = BTreeMap::new();
         for rule in rules {
-            calls.entry(number(rule.call)?).or_default().extend(body(rule)?);
+            calls.entry(number(rule.call)?).or_default().push(rule);
         }
-        let leaves = calls.into_iter().collect::<Vec<_>>();
-        program.extend(search(&leaves)?);
+        let program = Search::default().program(&stretches(number(newest)?, &calls)?);
         if program.len() > MAX_INSTRUCTIONS {
             return Err(FilterError::TooLong);
         }
@@ -191,28 +185,110 @@ impl Filter {
     }
 }
 
-/// The instructions that find a call among `leaves`, which are in order; each
-/// way through them ends in a return.
-fn search(leaves: &[(u32, Vec<libc::sock_filter>)]) -> Result<Vec<libc::sock_filter>, FilterError> {
-    let allow = op(RETURN, libc::SECCOMP_RET_ALLOW);
-    match leaves {
-        [] => Ok(vec![allow]),
-        [(call, rules)] => {
-            let length = u8::try_from(rules.len()).map_err(|_| FilterError::TooLong)?;
-            let mut out = vec![jump(JUMP_EQUAL, *call, 0, length)];
-            out.extend(rules);
-            out.push(allow);
-            Ok(out)
+/// What a call gets.
+enum Answer {
+    /// This return.
+    Always(u32),
+    /// Tests and returns; all ways end.
+    Tested(Vec<libc::sock_filter>),
+}
+
+/// Calls that follow each other and have one answer.
+struct Stretch {
+    first: u32,
+    answer: Answer,
+}
+
+/// All calls that a program can name, in order.
+fn stretches(newest: u32, calls: &BTreeMap<u32, Vec<&Rule>>) -> Result<Vec<Stretch>, FilterError> {
+    let beyond = newest.checked_add(1).ok_or(FilterError::Number)?;
+    let mut found: Vec<Stretch> = Vec::new();
+    let mut add = |first, answer| match (found.last_mut(), &answer) {
+        (Some(Stretch { answer: Answer::Always(last), .. }), Answer::Always(this)) if last == this => {}
+        (Some(last), _) if last.first == first => last.answer = answer,
+        _ => found.push(Stretch { first, answer }),
+    };
+    add(0, Answer::Always(ALLOW.k));
+    for (&call, rules) in calls.range(..beyond) {
+        let mut tests = Vec::new();
+        for rule in rules {
+            tests.extend(body(rule)?);
         }
-        _ => {
-            let (lower, upper) = leaves.split_at(leaves.len() / 2);
-            let Some((first, _)) = upper.first() else { return Err(FilterError::TooLong) };
-            let below = search(lower)?;
-            // A conditional jump reaches 255 instructions, an unconditional one everything.
-            let mut out = vec![jump(JUMP_AT_LEAST, *first, 0, 1), op(JUMP, below.len() as u32)];
-            out.extend(below);
-            out.extend(search(upper)?);
-            Ok(out)
+        let answer = match tests.as_slice() {
+            [first, ..] if first.code == RETURN => Answer::Always(first.k),
+            _ => Answer::Tested(tests.into_iter().chain([ALLOW]).collect()),
+        };
+        add(call, answer);
+        add(call + 1, Answer::Always(ALLOW.k));
+    }
+    add(beyond, Answer::Always(refusal(libc::ENOSYS).k));
+    Ok(found)
+}
+
+/// A program, written from its end to its beginning, since jumps lead forward only.
+#[derive(Default)]
+struct Search {
+    reversed: Vec<libc::sock_filter>,
+    /// Returns by what they answer: where the last of each is.
+    returns: BTreeMap<u32, usize>,
+}
+
+/// A conditional jump reaches 255 instructions; two may be written before it.
+const REACH: usize = 253;
+
+impl Search {
+    fn program(mut self, stretches: &[Stretch]) -> Vec<libc::sock_filter> {
+        let entry = self.find(stretches);
+        // What was written last comes next.
+        debug_assert_eq!(entry + 1, self.reversed.len());
+        self.reversed.extend([
+            op(LOAD, NR),
+            op(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
+            jump(JUMP_EQUAL, AUDIT_ARCH, 1, 0),
+            op(LOAD, ARCH),
+        ]);
+        self.reversed.reverse();
+        self.reversed
+    }
+
+    fn write(&mut self, instruction: libc::sock_filter) -> usize {
+        if instruction.code == RETURN {
+            self.returns.insert(instruction.k, self.reversed.len());
+        }
+        self.reversed.push(instruction);
+        self.reversed.len() - 1
+    }
+
+    /// Writes what finds a call's answer; where that begins.
+    fn find(&mut self, stretches: &[Stretch]) -> usize {
+        let (lower, upper) = stretches.split_at(stretches.len() / 2);
+        match (lower, upper) {
+            (_, []) => self.write(ALLOW),
+            ([], [only, ..]) => match &only.answer {
+                Answer::Always(k) => {
+                    self.returns.get(k).copied().unwrap_or_else(|| self.write(op(RETURN, *k)))
+                }
+                Answer::Tested(tests) => {
+                    tests.iter().rev().fold(0, |_, instruction| self.write(*instruction))
+                }
+            },
+            (lower, [first, ..]) => {
+                let (above, below) = (self.find(upper), self.find(lower));
+                let (above, below) = (self.near(above), self.near(below));
+                let distance = |place| (self.reversed.len() - place - 1) as u8;
+                let (above, below) = (distance(above), distance(below));
+                self.write(jump(JUMP_AT_LEAST, first.first, above, below))
+            }
+        }
+    }
+
+    /// The place, or one that leads there and can be reached by a conditional jump.
+    fn near(&mut self, place: usize) -> usize {
+        let distance = self.reversed.len() - place - 1;
+        match self.reversed.get(place) {
+            Some(_) if distance < REACH => place,
+            Some(instruction) if instruction.code == RETURN => self.write(*instruction),
+            _ => self.write(op(JUMP, distance as u32)),
         }
     }
 }
@@ -266,7 +342,6 @@ mod tests {
                 JUMP_EQUAL => pc += usize::from(if acc == i.k { i.jt } else { i.jf }),
                 JUMP_AT_LEAST => pc += usize::from(if acc >= i.k { i.jt } else { i.jf }),
                 JUMP => pc += i.k as usize,
-                JUMP_GREATER => pc += usize::from(if acc > i.k { i.jt } else { i.jf }),
                 RETURN => return i.k,
                 other => panic!("instruction {other}"),
             }
@@ -350,10 +425,67 @@ mod tests {
         assert_eq!(Filter::compile(1, &[index]).err(), Some(FilterError::Number));
         let negative = Rule { call: -1, when: &[], verdict: Verdict::Errno(1) };
         assert_eq!(Filter::compile(1, &[negative]).err(), Some(FilterError::Number));
-        let rule = Rule { call: 1, when: &[], verdict: Verdict::Errno(1) };
-        assert_eq!(Filter::compile(1, &vec![rule; 256]).err(), Some(FilterError::TooLong));
-        let many: Vec<Rule> =
-            (0..2000).map(|call| Rule { call, when: &[], verdict: Verdict::Errno(1) }).collect();
-        assert_eq!(Filter::compile(2000, &many).err(), Some(FilterError::TooLong));
+        const MANY: &[u32] = &[7; 300];
+        let far = Rule {
+            call: 1,
+            when: &[Argument { index: 0, mask: !0, values: MANY, among: true }],
+            verdict: Verdict::Errno(1),
+        };
+        assert_eq!(Filter::compile(1, &[far]).err(), Some(FilterError::TooLong));
+        let many: Vec<Rule> = (0..4000)
+            .map(|call| Rule { call, when: &[], verdict: Verdict::Errno((call % 2000) as i32) })
+            .collect();
+        assert_eq!(Filter::compile(4000, &many).err(), Some(FilterError::TooLong));
+    }
+
+    /// The rules, read as they stand.
+    fn meant(newest: u32, rules: &[Rule], nr: u32, args: [u32; 6]) -> u32 {
+        let applies = |rule: &&Rule| {
+            rule.call == i64::from(nr)
+                && rule.when.iter().all(|test| {
+                    let value = args[usize::from(test.index)] & test.mask;
+                    test.values.contains(&value) == test.among
+                })
+        };
+        match rules.iter().find(applies) {
+            _ if nr > newest => refusal(libc::ENOSYS).k,
+            Some(rule) => answer(rule.verdict).k,
+            None => libc::SECCOMP_RET_ALLOW,
+        }
+    }
+
+    #[test]
+    fn whatever_the_table_every_call_gets_what_the_first_rule_that_applies_says() {
+        const TESTS: [&[Argument]; 4] = [
+            &[],
+            &[Argument { index: 0, mask: !0, values: &[0, 2], among: true }],
+            &[Argument { index: 5, mask: 3, values: &[1], among: false }],
+            &[
+                Argument { index: 0, mask: 2, values: &[0], among: false },
+                Argument { index: 1, mask: 1, values: &[1], among: true },
+            ],
+        ];
+        let mut state = 1u32;
+        let mut draw = move |below: u32| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % below
+        };
+        for table in 0..200 {
+            // From none to so many that jumps no longer reach.
+            let rules: Vec<Rule> = (0..draw(3 * table + 1))
+                .map(|_| Rule {
+                    call: draw(700).into(),
+                    when: TESTS[draw(4) as usize],
+                    verdict: Verdict::Errno(draw(5) as i32),
+                })
+                .collect();
+            let newest = 100 + draw(650);
+            let filter = Filter::compile(newest.into(), &rules).unwrap();
+            for nr in (0..760).chain([0x4000_0000, u32::MAX]) {
+                let args = [draw(4), draw(4), 0, 0, 0, draw(4)];
+                let (got, meant) = (run(&filter, AUDIT_ARCH, nr, args), meant(newest, &rules, nr, args));
+                assert_eq!(got, meant, "table {table}, call {nr} {args:?}");
+            }
+        }
     }
 }
