@@ -6,7 +6,8 @@
 //! Both machines are up from the beginning; each round runs each load once in either, in turn, the order changing
 //! from round to round. Two figures for each load: the host's clock from asking for the exec to its end, and the processor
 //! time that the machine's QEMU took meanwhile, which a busy host disturbs less. Of both the median of the rounds' ratios,
-//! with quartiles and range. The round trip of an exec: from [`Run::exec`] of `true` to its result, one after the other.
+//! with quartiles and range. The round trip of an exec: from [`Run::exec`] of `true` to its result, one after the other,
+//! beside its peer, a shell in the same machine that starts `true` and waits for it. With 0 rounds only these two.
 //! The last line is JSON.
 
 use hotcell_image::{Guest, KernelKind, Store};
@@ -41,6 +42,10 @@ const LOADS: [(&str, u32, &str); 3] = [
 ];
 /// Round trips of each kind.
 const ROUND_TRIPS: usize = 100;
+/// What the round trip is measured against: starts by a shell, so many at a time.
+const SHELL: &str = "i=0; while [ $i -lt 100 ]; do /bin/true; i=$((i+1)); done";
+const SHELL_EXECS: f64 = 100.0;
+const SHELL_ROUNDS: usize = 5;
 const PREPARE: &str = "seq 300 | sed 's/$/ abcabc/' >src; seq 30000 >big";
 
 fn runtime(home: &Path, out: &Path) -> Result<Runtime, Box<dyn Error>> {
@@ -146,13 +151,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     let home = std::env::var_os("HOTCELL_HOME").map_or_else(bench_home, PathBuf::from);
     std::fs::create_dir_all(&home)?;
     let out = home.join("bench-out");
-    let machines = [start(&home, &out, false)?, start(&home, &out, true)?];
+    let enforced = if rounds > 0 { [false, true].as_slice() } else { &[true] };
+    let machines =
+        enforced.iter().map(|enforced| start(&home, &out, *enforced)).collect::<Result<Vec<_>, _>>()?;
     for machine in &machines {
-        seconds(machine, PREPARE)?;
+        // Its QEMU can be found only once it surely runs.
+        round_trip(machine)?;
+        if rounds > 0 {
+            seconds(machine, PREPARE)?;
+        }
     }
     let mut trips = Vec::new();
+    let live = machines.last().ok_or("no machine")?;
+    let mut shell = Vec::new();
+    for _ in 0..SHELL_ROUNDS {
+        let [clock, _] = seconds(live, SHELL)?;
+        shell.push(clock * 1e3 / SHELL_EXECS);
+    }
+    let shell = sorted(shell);
+    let peer = quantile(&shell, 0.5);
+    println!("a shell's own start of true in the machine: p50 {peer:.1} ms");
+    trips.push(format!(r#""shell": {shell:.2?}"#));
     for (name, pause) in [("back_to_back", Duration::ZERO), ("after_60_ms", Duration::from_millis(60))] {
-        let live = machines.last().ok_or("no machine")?;
         let mut took = Vec::new();
         for _ in 0..ROUND_TRIPS {
             std::thread::sleep(pause);
@@ -160,7 +180,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let took = sorted(took);
         let [p50, p95, least] = [0.5, 0.95, 0.0].map(|at| quantile(&took, at));
-        println!("round trip of true, {name}: p50 {p50:.1} ms, p95 {p95:.1} ms, least {least:.1} ms");
+        let ratio = p50 / peer;
+        println!(
+            "round trip of true, {name}: p50 {p50:.1} ms ({ratio:.2} x the shell's), p95 {p95:.1} ms, least {least:.1} ms"
+        );
         trips.push(format!(r#""{name}": {took:.2?}"#));
     }
     println!("| load | executions | measure | without | with | ratio: median | quartiles | range |");

@@ -139,10 +139,12 @@ def spans(reports):
     rows = [("before the run's thread: image, spec, host, template; and exit after it", whole - total),
             ("record begun, VMM started and restored, inspected", start), ("guest goes on until it is ready", ready - start),
             ("observers armed, exec, disk written out, last readings", total - ready - down), ("VMM killed, reaped, all of it gone", down)]
-    print(f"where {whole:.0f} ms of a run go (of it recording and judging, with their writes to disk: {of('record'):.0f} ms)")
+    print(f"where {whole:.0f} ms of a run go (of it recording and judging, with their writes to disk: {of('record'):.1f} ms, {100 * of('record') / whole:.1f} %)")
     for name, took in rows:
-        print(f"  {name:76} {took:6.0f} ms")
-    return {"whole_ms": whole, "record_ms": of("record"), "teardown_ms": down, "spans": rows}
+        print(f"  {name:76} {took:6.1f} ms")
+    each = lambda name: [report.get(name, 0) for _, report in reports]
+    return {"whole_ms": whole, "record_ms": of("record"), "record_each_ms": each("record"), "teardown_ms": down,
+            "teardown_each_ms": each("teardown"), "spans": rows}
 
 
 def main():

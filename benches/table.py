@@ -13,15 +13,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def run(title, argv):
-    """Prints what it says; gives its last line of JSON, or nothing where it fails."""
+    """Prints what it says; gives its lines of JSON as one object, or nothing where it fails."""
     print(f"== {title}", flush=True)
     done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(done.stdout, flush=True)
     if done.returncode:
         print(f"{title}: NOT MEASURED, it ended with {done.returncode}", flush=True)
         return {}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else {"text": done.stdout}
+    figures = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            figures |= json.loads(line)
+    return figures or {"text": done.stdout}
 
 
 def picture(bars, path):
@@ -37,7 +40,7 @@ def picture(bars, path):
             body.append(f'<text x="320" y="{y + 13}" text-anchor="end">{name}</text>')
             body.append(f'<rect x="330" y="{y + 2}" width="{at(middle) - 330:.1f}" height="16" fill="{ours}"/>')
             body.append(f'<path d="M{at(low):.1f} {y + 10}H{at(high):.1f}" stroke="#1a202c"/>')
-            body.append(f'<text x="{at(high) + 6:.1f}" y="{y + 14}">{middle:.0f} {unit}</text>')
+            body.append(f'<text x="{at(high) + 6:.1f}" y="{y + 14}">{middle:.{0 if middle >= 20 else 1}f} {unit}</text>')
             y += height
         y += 8
     text = "\n".join(body)
@@ -47,21 +50,39 @@ def picture(bars, path):
 
 
 def bars(figures):
+    """Groups of what belongs side by side; what was not measured has no bar."""
+    of = lambda name: figures.get(name, {})
     spread = lambda name, values: (name, statistics.median(values), min(values), max(values)) if values else None
-    runs = figures.get("run", {})
-    groups = [("One command, process start to exit", "ms", [
-        spread("hotcell run, clone", runs.get("clone_ms")), spread("hotcell run, clone, slim kernel", runs.get("slim_ms")),
-        spread("docker run, runc", runs.get("docker_ms")), spread("hotcell run --cold", runs.get("cold_ms")),
-        spread("hotcell run --cold, slim kernel", runs.get("slim_cold_ms"))])]
-    trips = figures.get("exec", {}).get("round_trip_ms", {})
-    groups.append(("true in a live machine or container, by the engine", "ms", [
-        spread("hotcell exec, one after the other", trips.get("back_to_back")),
-        spread("hotcell exec, after a pause", trips.get("after_60_ms")), spread("docker exec, runc", runs.get("docker_exec_ms"))]))
+    runs, trips, cold, copy, kills = of("run"), of("exec").get("round_trip_ms", {}), of("cold"), of("copy"), of("latency")
     density = runs.get("density", [])
-    groups.append(("Memory of an idle clone that is its own, VMM", "MiB", [
-        spread(f"hotcell, {one['clones']} at once", one["vmm_mib"]) for one in density]))
-    groups.append(("First output after, all started at once", "ms", [
-        spread(f"hotcell, {one['clones']} at once", [1e3 * s for s in one["started_s"]]) for one in density]))
+    thousand = lambda values: [1e3 * value for value in values or []]
+    groups = [
+        ("One command, process start to exit", "ms", [
+            spread("hotcell run, clone", runs.get("clone_ms")), spread("hotcell run, clone, slim kernel", runs.get("slim_ms")),
+            spread("docker run, runc", runs.get("docker_ms"))]),
+        ("The same, booted from scratch", "ms", [
+            spread("hotcell run --cold", thousand(cold.get("hotcell_s")) or runs.get("cold_ms")),
+            spread("plain QEMU, until its init is ready", thousand(cold.get("plain_qemu_s"))),
+            spread("hotcell run --cold, slim kernel", runs.get("slim_cold_ms"))]),
+        ("Of a run with a clone", "ms", [
+            spread("hotcell, recording and judging", runs.get("run", {}).get("record_each_ms")),
+            spread("hotcell, teardown to proven clean", runs.get("run", {}).get("teardown_each_ms"))]),
+        ("true in a live machine or container, by the engine", "ms", [
+            spread("hotcell exec, one after the other", trips.get("back_to_back")),
+            spread("hotcell exec, after a pause", trips.get("after_60_ms")),
+            spread("a shell in the machine, no engine", trips.get("shell")), spread("docker exec, runc", runs.get("docker_exec_ms"))]),
+        ("256 MiB of noise, in and out", "MB/s", [
+            spread("hotcell put", copy.get("put")), spread("raw virtio-serial port, in", copy.get("raw in")),
+            spread("hotcell get", copy.get("get")), spread("raw virtio-serial port, out", copy.get("raw out"))]),
+        ("A rule is broken: until the VMM is gone", "ms", [
+            spread("hotcell, from the fifth denial", kills.get("kill_ms")), spread("hotcell, from sync's return", kills.get("kill_after_sync_ms")),
+            *[spread(f"hotcell, {name}", values) for name, values in kills.get("kill_after_attack_ms", {}).items()]]),
+        ("Observing 300 tasks", "% of a core", [
+            spread("hotcell, memory and VMM", of("observe").get("look_percent")), spread("hotcell, disk", of("observe").get("disk_percent"))]),
+        ("Memory of an idle clone that is its own, VMM", "MiB", [
+            spread(f"hotcell, {one['clones']} at once", one["vmm_mib"]) for one in density]),
+        ("First output after, all started at once", "ms", [
+            spread(f"hotcell, {one['clones']} at once", thousand(one["started_s"])) for one in density])]
     return [(name, unit, [row for row in rows if row]) for name, unit, rows in groups if any(rows)]
 
 
@@ -79,6 +100,7 @@ def main():
         figures["cold"] = run("cold starts, beside plain QEMU", ["benches/cold.py", rounds])
         figures["copy"] = run("files, beside a raw port", ["benches/copy.py"])
         figures["observe"] = run("observing", ["benches/observe.py"])
+        os.environ.setdefault("HOTCELL_LATENCY_RUNS", rounds)
         figures["latency"] = run("from what breaks a rule to a VMM that is gone", latency)
         figures["ledger"] = run("ledger", bench + ["hotcell-ledger"])
     os.makedirs(folder, exist_ok=True)

@@ -27,7 +27,7 @@ use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The files that boot, opened and hashed: what was hashed is what boots.
 #[derive(Debug)]
@@ -115,8 +115,13 @@ impl MeasuredBoot {
     }
 }
 
-/// Where time went.
-pub(crate) type Timings = BTreeMap<&'static str, u64>;
+/// Where time went, milliseconds.
+pub(crate) type Timings = BTreeMap<&'static str, f64>;
+
+/// Milliseconds to the microsecond.
+pub(crate) fn milliseconds(took: Duration) -> f64 {
+    took.as_micros() as f64 / 1e3
+}
 
 /// Nothing exists yet.
 pub(crate) struct Sealed {
@@ -412,7 +417,7 @@ impl Measured {
                 }));
             }
         };
-        let timings = Timings::from([("vmm_start", started.elapsed().as_millis() as u64)]);
+        let timings = Timings::from([("vmm_start", milliseconds(started.elapsed()))]);
         let recorded = guarded(|| record_machine(&mut recorder, vm.facts(), template));
         let mut nonce = [0; 32];
         random(&mut nonce);
@@ -496,7 +501,9 @@ impl Exited {
         let root = root.hash();
         let facts = catch_unwind(AssertUnwindSafe(|| vm.facts().clone()));
         let console = catch_unwind(AssertUnwindSafe(|| vm.console()));
+        let begun = Instant::now();
         let destroyed = catch_unwind(AssertUnwindSafe(|| vm.destroy()));
+        let took = milliseconds(begun.elapsed());
         let mut faults = Vec::new();
         let report = match destroyed {
             Ok(Ok(proof)) => proof.report().clone(),
@@ -512,7 +519,7 @@ impl Exited {
             let text = record_fault(&mut recorder, "teardown", fault);
             error.get_or_insert(text);
         }
-        timings.insert("teardown", report.ms);
+        timings.insert("teardown", took);
         // The kill first, the writing after.
         let broken = guarded(|| {
             recorder.kill()?;
@@ -536,7 +543,7 @@ impl TornDown {
         let mut run_report = RunReport::unrecorded(spec.run_id(), Verdict::Killed, String::new());
         run_report.error = error;
         run_report.timings_ms = timings;
-        run_report.timings_ms.insert("record", recorder.spent().as_millis() as u64);
+        run_report.timings_ms.insert("record", milliseconds(recorder.spent()));
         run_report.bundle = Some(recorder.bundle().dir().to_owned());
         run_report.teardown = Teardown { verified: report.verified(), ms: report.ms };
         if let Some(facts) = &facts {
@@ -578,7 +585,7 @@ impl TornDown {
                 run_report.advisory = advisor(&closed);
             }
             // Up to here: what follows is the sealing of this very file.
-            run_report.timings_ms.insert("total", begun.elapsed().as_millis() as u64);
+            run_report.timings_ms.insert("total", milliseconds(begun.elapsed()));
             if console.total > 0 {
                 bundle.put_file(CONSOLE, &console.bytes)?;
             }

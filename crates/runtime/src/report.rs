@@ -31,8 +31,8 @@ pub struct RunReport {
     pub error: Option<String>,
     /// The record; none where nothing was recorded.
     pub bundle: Option<PathBuf>,
-    /// Where the time went, milliseconds.
-    pub timings_ms: BTreeMap<&'static str, u64>,
+    /// Where the time went, milliseconds: three decimals.
+    pub timings_ms: BTreeMap<&'static str, f64>,
     /// How the machine was isolated, as measured.
     pub isolation: Isolation,
     /// Whether the machine is gone.

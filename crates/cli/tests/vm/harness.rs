@@ -440,8 +440,8 @@ impl Outcome {
 
     /// From the moment the machine was ready until all was over.
     pub(crate) fn after_ready(&self) -> Duration {
-        let ms = |name: &str| self.report(name).as_u64().unwrap();
-        Duration::from_millis(ms("/timings_ms/total") - ms("/timings_ms/ready"))
+        let ms = |name: &str| self.report(name).as_f64().unwrap();
+        Duration::from_secs_f64((ms("/timings_ms/total") - ms("/timings_ms/ready")) / 1e3)
     }
 
     /// A part of the report, by a JSON pointer.

@@ -93,14 +93,16 @@ fn latency_from_the_attack_to_a_vmm_that_is_gone() {
         ("unload", hide, "hidden_process"),
     ];
     let runs = std::env::var("HOTCELL_LATENCY_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(20);
-    let mut all = Vec::new();
+    let (mut all, mut each) = (Vec::new(), Vec::new());
     for (name, module, reason) in attacks {
         let mut figures: Vec<f64> =
             (0..runs).map(|_| Taken::new(module).cloned().time(name, reason)).collect();
         figures.sort_by(f64::total_cmp);
         println!("{reason}: median {:.0} ms, worst of {runs} {:.0} ms", figures[runs / 2], figures[runs - 1]);
+        each.push(format!(r#""{reason}": {figures:.1?}"#));
         all.extend(figures);
     }
+    println!(r#"{{"kill_after_attack_ms": {{{}}}}}"#, each.join(", "));
     all.sort_by(f64::total_cmp);
     let p99 = all[(all.len() * 99).div_ceil(100) - 1];
     println!("all {}: median {:.0} ms, p99 {p99:.0} ms", all.len(), all[all.len() / 2]);

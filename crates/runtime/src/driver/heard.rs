@@ -2,6 +2,7 @@
 
 use super::{Driver, State};
 use crate::channel::{FromGuest, Lost, ToGuest};
+use crate::phases::milliseconds;
 use crate::recorder::RecordError;
 use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode};
 use hotcell_ledger::Capability;
@@ -20,8 +21,9 @@ impl Driver<'_> {
                 let since_ns = heard.elapsed().as_nanos() as u64;
                 let wall_clock_ns = self.run.recorder.now_ns().saturating_sub(since_ns).into();
                 self.send(ToGuest::Clock(Clock { uptime_ns: uptime_ns.into(), wall_clock_ns }));
-                let boot_ms = self.run.started.elapsed().as_millis() as u64;
-                self.run.timings.insert("ready", boot_ms);
+                let boot = self.run.started.elapsed();
+                let boot_ms = boot.as_millis() as u64;
+                self.run.timings.insert("ready", milliseconds(boot));
                 self.run.recorder.host(&HostFact::Ready { boot_ms, kernel_release })?;
                 self.enforce();
                 self.ready()?;
