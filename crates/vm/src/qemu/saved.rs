@@ -12,7 +12,8 @@
 //! frame that would make it a run's.
 
 use super::args::CHANNEL_ID;
-use super::{CONTROL_DEADLINE, QemuVm, Qmp, QmpError};
+use super::machine::{CONTROL_DEADLINE, QemuVm};
+use super::qmp::{Qmp, QmpError};
 use crate::process::ProcessId;
 use crate::template::{Part, Saved, Template, TemplateError, at, copy_blocks, write_whole};
 use serde_json::{Value, json};
