@@ -102,14 +102,19 @@ pub(super) struct Sight<'a> {
     pub(super) shown: bool,
 }
 
+/// Looks once. `still`: the VMM has not run since before the last look that went through and was whole. Then tasks, and what
+/// else is read of them all at once, are as they were; whatever is read by and by goes on.
 pub(super) fn look(
     sight: &Sight<'_>,
+    still: bool,
     reader: &mut TaskReader,
     guard: &mut Guard,
     state: &mut State,
     seen: &mut Sightings,
 ) -> Result<(), Unseen> {
-    processes(sight, reader, state, seen)?;
+    if !still || !reader.files_stand(sight.space, sight.profile)? {
+        processes(sight, reader, state, seen)?;
+    }
     system(sight, state, seen)?;
     for change in guard.look(sight.space, sight.profile)? {
         let (kind, subject) = match change.part {

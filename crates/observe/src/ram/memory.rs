@@ -1,6 +1,6 @@
 //! A machine's memory: guest-physical bytes, read from the VMM process.
 
-use hotcell_sys::host::{Range, read_process};
+use hotcell_sys::host::{Range, process_time, read_process};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -58,6 +58,12 @@ pub trait Source: Send {
         let _ = (address, pages);
         None
     }
+
+    /// How long the VMM has been on a processor so far, all of its threads together: while it was on none, nothing changed
+    /// the memory. `None` where the host does not tell, or tells it late.
+    fn ran(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The memory of a live VMM.
@@ -67,6 +73,8 @@ pub struct VmmMemory {
     regions: Vec<Region>,
     /// `/proc/PID/pagemap`, where it can be opened.
     pagemap: Option<Arc<File>>,
+    /// Whether the host counts a running thread's time at every tick.
+    timed: bool,
 }
 
 /// Bytes of a host page, on the one architecture that there is.
@@ -82,7 +90,7 @@ impl VmmMemory {
     pub fn new(pid: i32, mut regions: Vec<Region>) -> VmmMemory {
         regions.sort_unstable_by_key(|region| region.guest);
         let pagemap = File::open(format!("/proc/{pid}/pagemap")).ok().map(Arc::new);
-        VmmMemory { pid, regions, pagemap }
+        VmmMemory { pid, regions, pagemap, timed: every_processor_ticks() }
     }
 
     /// What the host's page map says of the pages from this address on.
@@ -115,9 +123,20 @@ impl Source for VmmMemory {
         Some(self.entries(address, pages)?.into_iter().map(own).collect())
     }
 
+    fn ran(&self) -> Option<u64> {
+        self.timed.then(|| process_time(self.pid).ok()).flatten()
+    }
+
     fn touched(&self, address: u64, pages: usize) -> Option<bool> {
         Some(self.entries(address, pages)?.into_iter().any(|entry| entry & (PRESENT | SWAPPED) != 0))
     }
+}
+
+/// Whether a thread that runs is interrupted by its processor's tick. On those of `nohz_full=` it may run for a second
+/// before its time is counted.
+fn every_processor_ticks() -> bool {
+    let tickless = std::fs::read_to_string("/sys/devices/system/cpu/nohz_full").unwrap_or_default();
+    matches!(tickless.trim(), "" | "(null)")
 }
 
 /// `ESRCH`, which std has no kind for.

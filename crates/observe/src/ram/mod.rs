@@ -11,6 +11,9 @@
 //! | the kernel's text and read-only data | each look where it was written to; else a part, all of it within [`PASS`] | their state at ready, a clone's as its template left it |
 //! | the nonce in PID 1's memory | at ready | what the host sent |
 //!
+//! "Each look" of tasks, namespaces, table of pids and processors is each one before which the VMM has run, and else every
+//! fifth ([`Source::ran`]): memory that nobody writes is as it was.
+//!
 //! A list that changes while it is read is read again at once; one that can't be read in
 //! `PATIENCE` looks in a row is an error, and an error ends the run. A finding counts when a
 //! second reading, made at once, shows it again.
@@ -48,6 +51,9 @@ use std::path::PathBuf;
 const ATTEMPTS: usize = 8;
 /// Looks in a row that may find nothing but torn lists.
 const PATIENCE: u32 = 20;
+/// Looks in a row that do not read again what only a VMM that ran could have changed: nothing rests on the host's account of
+/// that alone. Five looks are also the time between two questions for the VMM's write counters, each of which makes it run.
+const MOST_STILL: u32 = 4;
 
 /// What the observer needs.
 pub struct RamPlan {
@@ -79,12 +85,16 @@ pub struct RamObserver {
     torn: u32,
     /// Looks that saw all of it.
     whole: u64,
+    /// How long the VMM had run before the last of them, where it was the last that there was.
+    ran: Option<u64>,
+    /// Looks since then.
+    still: u32,
 }
 
 impl RamObserver {
     /// An observer of this memory.
     pub fn new(plan: RamPlan) -> RamObserver {
-        RamObserver { plan, profile: None, early: None, armed: None, torn: 0, whole: 0 }
+        RamObserver { plan, profile: None, early: None, armed: None, torn: 0, whole: 0, ran: None, still: 0 }
     }
 }
 
@@ -139,7 +149,7 @@ impl Observer for RamObserver {
             guard.own_bytes() >> 10,
         );
         self.armed = Some((mapping, reader, guard, state));
-        self.look(seen)?;
+        self.see(true, seen)?;
         Ok(Armed { armed: true, basis })
     }
 
@@ -152,7 +162,7 @@ impl Observer for RamObserver {
 
     fn roll(&mut self, seen: &mut Sightings) -> Result<Option<Roll>, ObserveError> {
         let before = self.whole;
-        self.look(seen)?;
+        self.see(true, seen)?;
         let Some((_, reader, ..)) = self.armed.as_mut().filter(|_| self.whole > before) else {
             return Ok(None);
         };
@@ -168,20 +178,36 @@ impl Observer for RamObserver {
     }
 
     fn look(&mut self, seen: &mut Sightings) -> Result<(), ObserveError> {
+        self.see(false, seen)
+    }
+
+    fn last_look(&mut self, seen: &mut Sightings) -> Result<(), ObserveError> {
+        self.see(true, seen)
+    }
+}
+
+impl RamObserver {
+    /// Looks once: at everything, or, unless `all` is asked for, without what can't have changed.
+    fn see(&mut self, all: bool, seen: &mut Sightings) -> Result<(), ObserveError> {
         let (Some(profile), Some((mapping, reader, guard, state))) = (&self.profile, &mut self.armed) else {
             return Ok(());
         };
         let space = Space::new(self.plan.source.as_ref(), *mapping);
-        match look::look(
-            &look::Sight { space: &space, profile, rules: &self.plan.rules, shown: self.plan.shown },
-            reader,
-            guard,
-            state,
-            seen,
-        ) {
+        // Before anything is read: what runs meanwhile shows at the next look.
+        let ran = self.plan.source.ran();
+        let before = self.ran.take().filter(|before| Some(*before) == ran);
+        let still = before.is_some() && !all && self.still < MOST_STILL;
+        let sight = look::Sight { space: &space, profile, rules: &self.plan.rules, shown: self.plan.shown };
+        match look::look(&sight, still, reader, guard, state, seen) {
             Ok(()) => {
                 self.torn = 0;
-                self.whole += 1;
+                self.ran = ran;
+                if still {
+                    self.still += 1;
+                } else {
+                    self.still = 0;
+                    self.whole += 1;
+                }
                 Ok(())
             }
             // Whoever waits for the VMM will know, and the run ends by that.

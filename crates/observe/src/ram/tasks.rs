@@ -210,6 +210,23 @@ impl TaskReader {
         Ok(&mut self.tasks)
     }
 
+    /// In place of a sweep where no task can have changed: reads the files whose turn it is, and gives whether they are as
+    /// they were. If not, it is their turn in the next sweep again.
+    ///
+    /// # Errors
+    /// Memory can't be read.
+    pub(super) fn files_stand(&mut self, space: &Space<'_>, profile: &Profile) -> Result<bool, SweepError> {
+        let sweep = self.sweeps + 1;
+        let turn = self.facts.iter().enumerate().filter(|(at, _)| has_turn(*at, sweep));
+        let tasks: Vec<&Facts> = turn.map(|(_, task)| task).collect();
+        let found = origins_of(space, profile, &tasks, (&mut self.files, &mut self.small))?;
+        let stand = tasks.into_iter().map(|task| (task.kernel, task.file)).eq(found);
+        if stand {
+            self.sweeps = sweep;
+        }
+        Ok(stand)
+    }
+
     /// The tasks of the last sweep.
     pub fn tasks(&mut self) -> &mut [Task] {
         &mut self.tasks
@@ -337,7 +354,6 @@ fn origins(
     before: &[Facts],
     (files, small, sweep): (&mut Files, &mut Gathered, u64),
 ) -> Result<(), SweepError> {
-    let o = &profile.offsets;
     let mut old: Option<HashMap<u64, &Facts>> = None;
     let mut fresh = Vec::new();
     for (at, new) in facts.iter_mut().enumerate() {
@@ -347,31 +363,48 @@ fn origins(
             old.get(&new.address).copied()
         });
         let same = known.filter(|old| (old.start, old.exec, old.mm) == (new.start, new.exec, new.mm));
-        match same.filter(|_| !(at as u64).wrapping_add(sweep).is_multiple_of(FILE_PASS)) {
+        match same.filter(|_| !has_turn(at, sweep)) {
             Some(old) => (new.kernel, new.file) = (old.kernel, old.file),
             None => fresh.push(at),
         }
     }
-    // A task that has memory is no part of the kernel, whatever its flags say.
-    let place = |new: &Facts| match new.mm {
-        0 => (new.address.wrapping_add(u64::from(o.task_flags)), 4),
-        mm => (mm.wrapping_add(u64::from(o.mm_exe_file)), 8),
-    };
-    space.gather_again(fresh.iter().filter_map(|at| facts.get(*at)).map(place), small)?;
-    let opened = |index: usize, new: &Facts| if new.mm == 0 { 0 } else { small.u64(index, 0).unwrap_or(0) };
-    let opened: Vec<u64> = fresh
-        .iter()
-        .enumerate()
-        .map(|(index, at)| facts.get(*at).map_or(0, |new| opened(index, new)))
-        .collect();
-    let found = files.read(space, profile, &opened)?;
-    for (index, at) in fresh.iter().enumerate() {
-        let Some(new) = facts.get_mut(*at) else { continue };
-        let flags = small.get(index).and_then(|bytes| u32_at(bytes, 0)).unwrap_or(0);
-        new.kernel = new.mm == 0 && flags & KERNEL_THREAD != 0;
-        new.file = opened.get(index).and_then(|file| found.get(file)).copied();
+    let tasks: Vec<&Facts> = fresh.iter().filter_map(|at| facts.get(*at)).collect();
+    let found = origins_of(space, profile, &tasks, (files, small))?;
+    for (at, origin) in fresh.into_iter().zip(found) {
+        if let Some(new) = facts.get_mut(at) {
+            (new.kernel, new.file) = origin;
+        }
     }
     Ok(())
+}
+
+/// Whether this sweep reads the file of the task at this position in any case.
+fn has_turn(at: usize, sweep: u64) -> bool {
+    (at as u64).wrapping_add(sweep).is_multiple_of(FILE_PASS)
+}
+
+/// Reads of each of these tasks whether it is a part of the kernel, and its file.
+fn origins_of(
+    space: &Space<'_>,
+    profile: &Profile,
+    tasks: &[&Facts],
+    (files, small): (&mut Files, &mut Gathered),
+) -> Result<Vec<(bool, Option<FileFacts>)>, SweepError> {
+    let o = &profile.offsets;
+    // A task that has memory is no part of the kernel, whatever its flags say.
+    let place = |task: &&Facts| match task.mm {
+        0 => (task.address.wrapping_add(u64::from(o.task_flags)), 4),
+        mm => (mm.wrapping_add(u64::from(o.mm_exe_file)), 8),
+    };
+    space.gather_again(tasks.iter().map(place), small)?;
+    let opened = |(at, task): (usize, &&Facts)| if task.mm == 0 { 0 } else { small.u64(at, 0).unwrap_or(0) };
+    let opened: Vec<u64> = tasks.iter().enumerate().map(opened).collect();
+    let found = files.read(space, profile, &opened)?;
+    let origin = |(at, (task, file)): (usize, (&&Facts, &u64))| {
+        let flags = small.get(at).and_then(|bytes| u32_at(bytes, 0)).unwrap_or(0);
+        (task.mm == 0 && flags & KERNEL_THREAD != 0, found.get(file).copied())
+    };
+    Ok(tasks.iter().zip(&opened).enumerate().map(origin).collect())
 }
 
 /// Whose each task is. Always read: who has another user by a changed credential has a changed credential alone.

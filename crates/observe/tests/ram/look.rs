@@ -21,6 +21,8 @@ struct Machine {
     kernel: Kernel,
     /// For so many readings of this address there is something else.
     forged: Option<(u64, Vec<u8>, usize)>,
+    /// How long its VMM has run, where the host tells.
+    ran: Option<u64>,
 }
 
 struct Shared(Arc<Mutex<Machine>>, Vec<Region>);
@@ -46,6 +48,10 @@ impl Source for Shared {
             }
         }
         Ok(())
+    }
+
+    fn ran(&self) -> Option<u64> {
+        self.0.lock().unwrap().ran
     }
 }
 
@@ -106,7 +112,7 @@ impl Observed {
         let cache = tempfile::tempdir().unwrap();
         keep(&kernel.profile, cache.path());
         let regions = kernel.memory.regions.clone();
-        let machine = Arc::new(Mutex::new(Machine { kernel, forged: None }));
+        let machine = Arc::new(Mutex::new(Machine { kernel, forged: None, ran: None }));
         let mut observer = RamObserver::new(RamPlan {
             source: Box::new(Shared(Arc::clone(&machine), regions)),
             kernel: std::fs::File::open("/dev/null").unwrap(),
@@ -242,9 +248,91 @@ fn an_instruction_may_be_on_its_way_for_twenty_looks() {
     assert!(found.is_some_and(|look| look > 20), "{found:?}");
 }
 
+/// One whose VMM stands still, as far as the host tells, after a look that saw all.
+fn still() -> Observed {
+    let mut observed = Observed::new();
+    observed.machine().ran = Some(1);
+    assert_eq!(violations(observed.look().unwrap()), []);
+    observed
+}
+
+#[test]
+fn tasks_are_read_again_when_the_vmm_has_run_and_else_at_every_fifth_look() {
+    let privileged = |observed: &Observed| {
+        let mut machine = observed.machine();
+        let at = SHELL + 0x1000 + u64::from(machine.kernel.profile.offsets.cred_euid);
+        machine.kernel.put(at, &[0; 4]);
+    };
+    let first = |observed: &mut Observed| (1..).find(|_| !violations(observed.look().unwrap()).is_empty());
+    let mut observed = still();
+    privileged(&observed);
+    assert_eq!(first(&mut observed), Some(5), "nothing rests on the host's account alone");
+    for (ran, why) in [(Some(2), "it ran"), (None, "the host tells no more")] {
+        let mut observed = still();
+        assert_eq!(violations(observed.look().unwrap()), []);
+        privileged(&observed);
+        observed.machine().ran = ran;
+        assert_eq!(first(&mut observed), Some(1), "{why}");
+    }
+    let mut observed = Observed::new();
+    privileged(&observed);
+    assert_eq!(first(&mut observed), Some(1), "the host never told");
+    // Who asks for all of it gets all of it.
+    let mut seen = Sightings::default();
+    let mut observed = still();
+    privileged(&observed);
+    observed.observer.last_look(&mut seen).unwrap();
+    assert_eq!(violations(seen), [ViolationKind::UnexplainedPrivilege]);
+    let mut seen = Sightings::default();
+    let mut observed = still();
+    privileged(&observed);
+    assert!(observed.observer.roll(&mut seen).unwrap().is_some());
+    assert_eq!(violations(seen), [ViolationKind::UnexplainedPrivilege]);
+}
+
+#[test]
+fn after_a_torn_look_tasks_are_read_again_whether_or_not_the_vmm_has_run() {
+    let mut observed = still();
+    let at = back(&observed.machine().kernel);
+    observed.machine().forged = Some((at, vec![0xff; 8], usize::MAX));
+    observed.machine().ran = Some(2);
+    assert!(observed.look().unwrap().is_empty(), "torn");
+    observed.machine().forged = None;
+    {
+        let mut machine = observed.machine();
+        let at = SHELL + 0x1000 + u64::from(machine.kernel.profile.offsets.cred_euid);
+        machine.kernel.put(at, &[0; 4]);
+    }
+    assert_eq!(violations(observed.look().unwrap()), [ViolationKind::UnexplainedPrivilege]);
+}
+
+#[test]
+fn what_is_read_by_and_by_is_so_also_while_the_vmm_stands_still() {
+    let mut observed = still();
+    {
+        let kernel = &mut observed.machine().kernel;
+        let at = kernel.image(kernel.profile.symbols.start_rodata) + 0x2000;
+        kernel.put(at, &[0xab]);
+    }
+    let found = (1..=4).find_map(|_| violations(observed.look().unwrap()).pop());
+    assert_eq!(found, Some(ViolationKind::KernelTextChanged));
+    let mut observed = still();
+    {
+        let kernel = &mut observed.machine().kernel;
+        let at = ROOT + u64::from(kernel.profile.offsets.sb_flags);
+        kernel.number(at, 0);
+    }
+    let found = (1..=2).find_map(|_| violations(observed.look().unwrap()).pop());
+    assert_eq!(found, Some(ViolationKind::WritableRoot));
+}
+
 #[test]
 fn another_file_of_the_same_process_is_seen_within_sixteen_sweeps() {
-    let mut observed = Observed::new();
+    file_within_sixteen(Observed::new());
+    file_within_sixteen(still());
+}
+
+fn file_within_sixteen(mut observed: Observed) {
     {
         let kernel = &mut observed.machine().kernel;
         let at = SHELL + 0x6000 + u64::from(kernel.profile.offsets.inode_sb);

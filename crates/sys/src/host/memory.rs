@@ -54,6 +54,23 @@ pub fn read_process(pid: i32, ranges: &[Range], into: &mut [u8]) -> io::Result<u
     Ok(done)
 }
 
+/// How long all threads of a process have been on a processor, those that have ended included, in nanoseconds. A thread that
+/// is on one right now counts up to the host's last tick, at most 10 ms ago.
+///
+/// # Errors
+/// There is no such process.
+pub fn process_time(pid: i32) -> io::Result<u64> {
+    /// The clock of a process by its number (`include/linux/posix-timers_types.h`): CPUCLOCK_SCHED.
+    const SCHEDULED: libc::clockid_t = 2;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec, which is ours.
+    let got = unsafe { libc::clock_gettime((!pid << 3) | SCHEDULED, &raw mut time) };
+    match got {
+        0 => Ok((time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +95,43 @@ mod tests {
         let mut into = vec![0; MAX_RANGES + 7];
         assert_eq!(read_process(pid, &many, &mut into).unwrap(), MAX_RANGES + 7);
         assert!(into.iter().all(|&byte| byte == b'f'));
+    }
+
+    #[test]
+    fn the_time_of_a_process_stands_while_it_sleeps_and_goes_on_when_it_runs() {
+        use std::io::{BufRead, BufReader, Write};
+        use std::process::{Command, Stdio};
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id() as i32;
+        let mut answers = BufReader::new(child.stdout.take().unwrap());
+        let mut echo = |child: &mut std::process::Child| {
+            let mut line = String::new();
+            child.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
+            answers.read_line(&mut line).unwrap();
+        };
+        // Asleep: the kernel says so, and it has left its processor.
+        let asleep = || {
+            let waits = |stat: String| stat.contains(") S ");
+            while !waits(std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap()) {
+                std::thread::yield_now();
+            }
+            let mut time = process_time(pid).unwrap();
+            loop {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                let now = process_time(pid).unwrap();
+                if now == time {
+                    return now;
+                }
+                time = now;
+            }
+        };
+        echo(&mut child);
+        let before = asleep();
+        echo(&mut child);
+        assert!(asleep() > before);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        process_time(pid).unwrap_err();
     }
 
     #[test]

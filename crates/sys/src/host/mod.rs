@@ -10,7 +10,7 @@ mod vmm_filter;
 
 pub use jail::{Identity, JailError, JailPlan, JailedChild, Namespace, Place, Stage, rehearse, spawn_jailed};
 pub use kvm::{KvmProbe, probe_kvm};
-pub use memory::{MAX_RANGES, Range, read_process};
+pub use memory::{MAX_RANGES, Range, process_time, read_process};
 pub use opens::{Gift, OpenService, Opens};
 pub use tsc::tsc_khz;
 pub use vmm_filter::vmm_filter;
