@@ -92,7 +92,7 @@ impl Processors {
     }
 
     /// What each runs now, but for its idle task.
-    fn running(&self, space: &Space<'_>, profile: &Profile) -> Result<Vec<u64>, SweepError> {
+    pub(super) fn running(&self, space: &Space<'_>, profile: &Profile) -> Result<Vec<u64>, SweepError> {
         let current = u64::from(profile.offsets.rq_curr);
         let read = space.gather(self.queues.iter().map(|(queue, _)| (queue.wrapping_add(current), 8)))?;
         let runs = self
@@ -176,6 +176,11 @@ impl Views {
         let before =
             tasks.iter().map(|task| (task.address, task.process.start_ns, task.process.pid)).collect();
         Ok(Views { table, running, before })
+    }
+
+    /// The entries of the table of pids.
+    pub(super) fn into_table(self) -> Vec<u64> {
+        self.table
     }
 
     /// Reads them again, to compare with another sweep; which tasks were there before stays as it was.

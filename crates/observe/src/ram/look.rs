@@ -1,7 +1,7 @@
 //! One look: what is read, in which order, and what of it is a violation.
 
 use super::files::arguments;
-use super::hidden::{Processors, Suspect, Views, in_both};
+use super::hidden::{self, Processors, Suspect, Views, in_both};
 use super::lists::{self, FileSystem, NetDevice, mount_changes};
 use super::memo::Memo;
 use super::memory::ReadError;
@@ -37,7 +37,23 @@ pub(super) struct State {
     named: usize,
     total: u64,
     looks: u64,
+    /// The table of pids when tasks were read last.
+    table: Vec<u64>,
+    /// Whether the next look may leave tasks to the one after: this one read them, and none had come or gone since they were
+    /// read before.
+    may_wait: bool,
     memo: Memos,
+}
+
+/// What a look must read of tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// All.
+    All,
+    /// All, or at the next look where none comes or goes.
+    Turn,
+    /// The VMM has not run since they were read, so they are as they were.
+    Still,
 }
 
 #[derive(Default)]
@@ -45,6 +61,7 @@ struct Memos {
     modules: Memo<Vec<String>>,
     devices: Memo<Vec<NetDevice>>,
     mounted: Memo<Vec<FileSystem>>,
+    table: Memo<Vec<u64>>,
 }
 
 impl State {
@@ -64,6 +81,8 @@ impl State {
             named: 0,
             total: 0,
             looks: 0,
+            table: Vec::new(),
+            may_wait: false,
             memo: Memos::default(),
         })
     }
@@ -102,17 +121,19 @@ pub(super) struct Sight<'a> {
     pub(super) shown: bool,
 }
 
-/// Looks once. `still`: the VMM has not run since before the last look that went through and was whole. Then tasks, and what
-/// else is read of them all at once, are as they were; whatever is read by and by goes on.
+/// Looks once; gives whether tasks were read, and not only what is read by turns.
 pub(super) fn look(
     sight: &Sight<'_>,
-    still: bool,
+    reach: Reach,
     reader: &mut TaskReader,
     guard: &mut Guard,
     state: &mut State,
     seen: &mut Sightings,
-) -> Result<(), Unseen> {
-    if !still || !reader.files_stand(sight.space, sight.profile)? {
+) -> Result<bool, Unseen> {
+    let due = tasks_are_due(sight, reach, reader, state)?;
+    // Once they were put off, or could not be read, they are due.
+    state.may_wait = false;
+    if due {
         processes(sight, reader, state, seen)?;
     }
     system(sight, state, seen)?;
@@ -124,7 +145,31 @@ pub(super) fn look(
         };
         violation(seen, kind, subject, change.detail)?;
     }
-    Ok(())
+    Ok(due)
+}
+
+fn tasks_are_due(
+    sight: &Sight<'_>,
+    reach: Reach,
+    reader: &mut TaskReader,
+    state: &mut State,
+) -> Result<bool, SweepError> {
+    let Sight { space, profile, .. } = *sight;
+    if reach == Reach::All || (reach == Reach::Turn && !state.may_wait) {
+        return Ok(true);
+    }
+    if reach == Reach::Turn {
+        let table = state.memo.table.get(space, |space| hidden::table(space, profile))?;
+        if *table != state.table {
+            return Ok(true);
+        }
+        let running = state.processors.running(space, profile)?;
+        let known = |address: &u64| reader.tasks().iter().any(|task| task.address == *address);
+        if !running.iter().all(known) {
+            return Ok(true);
+        }
+    }
+    Ok(!reader.files_stand(space, profile)?)
 }
 
 fn violation(
@@ -169,7 +214,11 @@ fn processes(
             !matches!(task.process.life, Life::NoMemory) && !sight.rules.asks_for_argv(&task.process);
         task.settled = lasting && !found.contains_key(&who(task));
     }
-    name_new(sight, state, reader.tasks(), seen)
+    name_new(sight, state, reader.tasks(), seen)?;
+    let table = views.into_table();
+    state.may_wait = table == state.table;
+    state.table = table;
+    Ok(())
 }
 
 fn who(task: &Task) -> (i32, u64) {

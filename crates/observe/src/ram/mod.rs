@@ -2,17 +2,17 @@
 //!
 //! | what | how often | against what |
 //! |---|---|---|
-//! | every process and thread: user, capabilities, file | each look | [`ProcessRules`] |
+//! | every process and thread: user, capabilities, file | every second look, and each where one comes or goes | [`ProcessRules`] |
 //! | modules, network devices | each look | their state at ready |
 //! | system call and interrupt table, system call entry | each look | their state at ready |
-//! | namespaces | each look | their state at ready |
+//! | namespaces | with the tasks | their state at ready |
 //! | the root's file system and disk, mounts | every second look | their state at ready |
 //! | the table of pids, what each processor runs | each look | the list of tasks |
 //! | the kernel's text and read-only data | each look where it was written to; else a part, all of it within [`PASS`] | their state at ready, a clone's as its template left it |
 //! | the nonce in PID 1's memory | at ready | what the host sent |
 //!
-//! "Each look" of tasks, namespaces, table of pids and processors is each one before which the VMM has run, and else every
-//! fifth ([`Source::ran`]): memory that nobody writes is as it was.
+//! While the VMM does not run ([`Source::ran`]), tasks, namespaces, table of pids and processors are read at every fifth look:
+//! memory that nobody writes is as it was.
 //!
 //! A list that changes while it is read is read again at once; one that can't be read in
 //! `PATIENCE` looks in a row is an error, and an error ends the run. A finding counts when a
@@ -43,7 +43,7 @@ pub use text::{Change, Guard, PASS, Part};
 use crate::kernel::Profile;
 use crate::observer::{Armed, ObserveError, Observer, Roll, Sightings};
 use hotcell_decide::{HostFact, Place, ProcessRules, SeenProcess, ViolationKind};
-use look::{State, Unseen};
+use look::{Reach, State, Unseen};
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -196,17 +196,20 @@ impl RamObserver {
         // Before anything is read: what runs meanwhile shows at the next look.
         let ran = self.plan.source.ran();
         let before = self.ran.take().filter(|before| Some(*before) == ran);
-        let still = before.is_some() && !all && self.still < MOST_STILL;
+        let reach = match before {
+            _ if all => Reach::All,
+            None => Reach::Turn,
+            Some(_) if self.still < MOST_STILL => Reach::Still,
+            Some(_) => Reach::All,
+        };
         let sight = look::Sight { space: &space, profile, rules: &self.plan.rules, shown: self.plan.shown };
-        match look::look(&sight, still, reader, guard, state, seen) {
-            Ok(()) => {
-                self.torn = 0;
-                self.ran = ran;
-                if still {
-                    self.still += 1;
-                } else {
-                    self.still = 0;
+        match look::look(&sight, reach, reader, guard, state, seen) {
+            Ok(read) => {
+                if read {
+                    (self.torn, self.still, self.ran) = (0, 0, ran);
                     self.whole += 1;
+                } else if before.is_some() {
+                    (self.still, self.ran) = (self.still + 1, ran);
                 }
                 Ok(())
             }
