@@ -7,6 +7,8 @@ use crate::session::{Job, Session};
 use crate::verify;
 use crate::{records, say};
 use hotcell_image::{Image, ImageError, KernelKind, Limits, Pin, Recipe, Source};
+use hotcell_ledger::bundle::{BundleDir, FileFault};
+use hotcell_policy::limits::MAX_SPEC_BYTES;
 use hotcell_policy::{EntryKind, PolicyDraft, RunDraft, ServiceDraft};
 use hotcell_verify::{Identity, Options, counted, read_keys, verify_bundle};
 use hotcell_vm::{AccelChoice, JailChoice};
@@ -156,8 +158,10 @@ fn rebuild(session: &Session, args: &args::ImageRebuild) -> Result<(), Fatal> {
             "the record is signed by somebody whom Hotcell does not know: give the key with --key if you trust it",
         ));
     }
-    let spec = from_run.join("spec.json");
-    let spec = std::fs::read(&spec).map_err(Fatal::failed)?;
+    let spec = BundleDir::open(from_run)
+        .map_err(FileFault::Io)
+        .and_then(|dir| dir.read(b"spec.json", MAX_SPEC_BYTES));
+    let spec = spec.map_err(|fault| Fatal::failed(format!("can't read the run's spec.json: {fault}")))?;
     let spec = RunDraft::from_spec_json(&spec).map_err(Fatal::failed)?;
     if spec.image.root.to_hex() != image.details.root {
         return Err(Fatal::failed(format!(

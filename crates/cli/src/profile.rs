@@ -4,9 +4,10 @@ use crate::exit::Fatal;
 use crate::{records, say};
 use hotcell_advisory::{Fingerprint, FingerprintDraft};
 use hotcell_ledger::ClosedLedger;
+use hotcell_ledger::file::read_regular;
 use hotcell_verify::{Options, verify_bundle};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -39,9 +40,7 @@ pub(crate) fn absorb(bundles: &[PathBuf], out: &Path) -> Result<ExitCode, Fatal>
 
 /// Reads a fingerprint file.
 pub(crate) fn read(path: &Path) -> Result<Fingerprint, Fatal> {
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes))
+    let bytes = read_regular(path, MAX_FILE)
         .map_err(|error| Fatal::failed(format!("can't read the fingerprint {}: {error}", path.display())))?;
     Fingerprint::from_bytes(&bytes).map_err(|error| Fatal::failed(format!("{}: {error}", path.display())))
 }

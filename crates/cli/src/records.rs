@@ -5,14 +5,14 @@
 
 use crate::exit::Fatal;
 use crate::home::Home;
+use hotcell_ledger::bundle::BundleDir;
 use serde::Serialize;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
 
 /// Largest report that is read for its verdict.
-const MAX_REPORT: u64 = 16 << 20;
+const MAX_REPORT: usize = 16 << 20;
 /// Runs that are named where a name means several.
 const SHOWN: usize = 5;
 
@@ -104,12 +104,7 @@ pub(crate) fn ended(home: &Home, over: Vec<String>) -> Vec<Ended> {
 }
 
 fn reported(bundle: &Path) -> Option<String> {
-    let path = bundle.join("report.json");
-    if !path.symlink_metadata().ok()?.is_file() {
-        return None;
-    }
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(MAX_REPORT).read_to_end(&mut bytes).ok()?;
+    let bytes = BundleDir::open(bundle).ok()?.read(b"report.json", MAX_REPORT).ok()?;
     let report: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
     report.get("verdict")?.as_str().map(str::to_owned)
 }

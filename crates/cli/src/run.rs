@@ -4,6 +4,7 @@ use crate::args::{self, Run};
 use crate::exit::{FAILED, Fatal, KILLED, TIMED_OUT};
 use crate::session::{Job, Prepared, Session};
 use crate::{ending, say, watch};
+use hotcell_ledger::file::read_regular_text;
 use hotcell_policy::PolicyDraft;
 use hotcell_runtime::{CopyError, CopyResult, GetRequest, PutRequest};
 use hotcell_runtime::{ExecIo, ExecRequest, ExecResult, Output, RunReport, Stdin};
@@ -147,8 +148,11 @@ fn copied(
     false
 }
 
+/// Longest policy file that is read, bytes; one of ours has some hundred.
+const MAX_POLICY: u64 = 1 << 20;
+
 fn read_policy(path: &Path) -> Result<PolicyDraft, Fatal> {
-    let text = std::fs::read_to_string(path)
+    let text = read_regular_text(path, MAX_POLICY)
         .map_err(|error| Fatal::failed(format!("can't read the policy {}: {error}", path.display())))?;
     PolicyDraft::from_toml(&text).map_err(|error| Fatal::failed(format!("{}: {error}", path.display())))
 }

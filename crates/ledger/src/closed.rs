@@ -9,10 +9,10 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::event::Event;
+use crate::file::open_regular;
 use crate::reader::{Entry, LedgerReader, ReadError};
 use std::fs::File;
 use std::io::{self, Read as _, Take};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// A run's ledger, closed.
@@ -171,15 +171,4 @@ pub fn reopen(path: impl Into<PathBuf>) -> io::Result<RecoveredLedger> {
         fault,
         ended: reader.has_ended(),
     })
-}
-
-/// Opens without blocking on a FIFO, and takes nothing but a regular file.
-fn open_regular(path: &Path) -> io::Result<File> {
-    let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = File::options().read(true).custom_flags(nonblock).open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
-    }
 }

@@ -8,6 +8,7 @@
 //! Does not: say whose key a public half is. That is for whoever hands it over.
 //! Called by the run that seals, and by verifiers (the public half alone).
 
+use crate::file::open_regular;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use core::fmt;
@@ -207,11 +208,10 @@ impl SigningKey {
     pub fn load(path: &Path) -> Result<SigningKey, KeyError> {
         let fault = |source| KeyError::Io { action: "read", path: path.to_owned(), source };
         let no_key = || KeyError::Signer(path.to_owned());
-        // Nonblocking: a FIFO at this path must not hang us. The checks are on the open file, not on the path.
-        let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-        let file = File::options().read(true).custom_flags(nonblock).open(path).map_err(fault)?;
+        // The checks are on the open file, not on the path.
+        let file = open_regular(path).map_err(fault)?;
         let meta = file.metadata().map_err(fault)?;
-        if !meta.is_file() || meta.len() > MAX_KEY_FILE_LEN {
+        if meta.len() > MAX_KEY_FILE_LEN {
             return Err(no_key());
         }
         let mode = meta.permissions().mode() & 0o777;

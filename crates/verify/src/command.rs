@@ -6,10 +6,12 @@ use crate::render::{to_json, to_text};
 use crate::verify::{Options, verify_bundle};
 use clap::Args;
 use hotcell_ledger::VerifierKey;
+use hotcell_ledger::file::{read_regular, read_regular_text};
 use hotcell_ledger::note::MAX_NOTE_LEN;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
+
+/// Longest file of a public key that is read, bytes; one has some seventy.
+const MAX_KEY_FILE: u64 = 4096;
 
 /// What is asked.
 #[derive(Debug, Args)]
@@ -62,7 +64,7 @@ impl Question {
 pub fn read_keys(texts: &[String]) -> Result<Vec<VerifierKey>, AskedWrongly> {
     let read = |text: &String| {
         VerifierKey::parse(text).or_else(|error| {
-            let held = std::fs::read_to_string(text).ok();
+            let held = read_regular_text(Path::new(text), MAX_KEY_FILE).ok();
             let held = held.and_then(|held| VerifierKey::parse(held.trim()).ok());
             held.ok_or_else(|| AskedWrongly(format!("--key {text}: {error}")))
         })
@@ -71,10 +73,7 @@ pub fn read_keys(texts: &[String]) -> Result<Vec<VerifierKey>, AskedWrongly> {
 }
 
 fn read_note(path: &Path) -> Result<Vec<u8>, AskedWrongly> {
-    let cap = u64::try_from(MAX_NOTE_LEN).unwrap_or(u64::MAX).saturating_add(1);
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(cap).read_to_end(&mut bytes))
-        .map_err(|error| AskedWrongly(format!("can't read the checkpoint {}: {error}", path.display())))?;
-    Ok(bytes)
+    let cap = u64::try_from(MAX_NOTE_LEN).unwrap_or(u64::MAX);
+    read_regular(path, cap)
+        .map_err(|error| AskedWrongly(format!("can't read the checkpoint {}: {error}", path.display())))
 }

@@ -145,7 +145,7 @@ fn images_that_do_not_exist_or_are_paths_are_refused() {
 #[test]
 fn policies_that_can_not_be_read_or_say_unknown_things_are_refused() {
     refused(&["--policy", "/nonexistent/policy.toml"], 125, &["/nonexistent/policy.toml", "No such file"]);
-    refused(&["--policy", "/"], 125, &["policy /", "directory"]);
+    refused(&["--policy", "/"], 125, &["policy /", "not a regular file"]);
     with_policy("[limits", &["not TOML"]);
     with_policy("[limits]\nmemroy_mib = 512\n", &["memroy_mib", "nearest key is `memory_mib`"]);
     with_policy("[limit]\nvcpus = 1\n", &["nearest table is [limits]"]);
@@ -154,6 +154,33 @@ fn policies_that_can_not_be_read_or_say_unknown_things_are_refused() {
     with_policy("[limits]\ntimeout_s = 0\n", &["timeout_s", "1..=3600"]);
     with_policy("[capabilities]\nwrite = [\"/etc/passwd\"]\n", &["/etc/passwd"]);
     with_policy("[capabilities]\npackages = [\"numpy\"]\n", &["numpy"]);
+}
+
+/// Whatever a flag names: what is no file is said at once, and nothing of any length is read.
+#[test]
+fn what_a_flag_names_is_a_file_of_bounded_length() {
+    warm_up();
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    fs::File::create(at("long")).unwrap().set_len(1 << 40).unwrap();
+    let record = Job::sh("true").run();
+    let bundle = record.bundle().to_str().unwrap().to_owned();
+    for (name, why) in [
+        (at("pipe"), "not a regular file"),
+        ("/dev/zero".into(), "not a regular file"),
+        (at(""), "not a regular file"),
+        (at("long"), "longer than"),
+    ] {
+        refused(&["--policy", &name], 125, &[&name, why]);
+        let policy = format!("[profile]\nfingerprint = \"{name}\"\n");
+        with_policy(&policy, &[&name, why]);
+        for flag in ["--checkpoint", "--key"] {
+            let output = hotcell().args(["verify", &bundle, flag, &name]).output().unwrap();
+            assert_eq!(output.status.code(), Some(2), "{output:?}");
+            assert_paragraph(&output, &[&name]);
+        }
+    }
 }
 
 #[test]
