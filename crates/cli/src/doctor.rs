@@ -30,7 +30,7 @@ struct Point {
 }
 
 pub(crate) fn doctor(json: bool) -> Result<ExitCode, Fatal> {
-    let home = Home::from_env().map_err(Fatal::failed)?;
+    let home = Home::named().map_err(Fatal::failed)?;
     let points = examine(&home);
     let possible = points.iter().all(|point| point.ok || !point.needed);
     if json {
@@ -107,7 +107,8 @@ fn examine(home: &Home) -> Vec<Point> {
         kernel(home),
         "apt-get update, on Debian or Ubuntu, with its package sources",
     );
-    let folders = home.writable().map(|()| home.cache().display().to_string());
+    let folders =
+        home.is_ours_alone().and_then(|()| home.writable()).map(|()| home.cache().display().to_string());
     let writable = folders.is_ok();
     point("folders", true, folders, OWN_HOME);
     if !writable {

@@ -1,8 +1,8 @@
 //! Where Hotcell keeps things, from the environment. The only reader of it.
 
 use std::env;
-use std::fs::{DirBuilder, File};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, File, Metadata};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The folders.
@@ -14,15 +14,31 @@ pub(crate) struct Home {
 
 /// What to do where the folders are another's, or read-only.
 pub(crate) const OWN_HOME: &str =
-    "set HOTCELL_HOME to a folder that you may write, or have this one given to you (chown)";
+    "set HOTCELL_HOME to a folder that you may write and nobody else, or have this one given to you (chown)";
 
-/// No folder can be derived from the environment.
+/// Why there are no folders to work with.
 #[derive(Debug, thiserror::Error)]
-#[error("neither HOTCELL_HOME nor HOME is set to an absolute path: set HOTCELL_HOME to a folder of yours")]
-pub(crate) struct NoHome;
+pub(crate) enum NoHome {
+    /// None can be derived from the environment.
+    #[error(
+        "neither HOTCELL_HOME nor HOME is set to an absolute path: set HOTCELL_HOME to a folder of yours"
+    )]
+    Unnamed,
+    /// Somebody else can change what is in them.
+    #[error("{0}. Or {OWN_HOME}")]
+    NotOurs(String),
+}
 
 impl Home {
+    /// The folders that the environment names, where they are ours alone.
     pub(crate) fn from_env() -> Result<Home, NoHome> {
+        let home = Home::named()?;
+        home.is_ours_alone().map_err(NoHome::NotOurs)?;
+        Ok(home)
+    }
+
+    /// The same, whoever can write them.
+    pub(crate) fn named() -> Result<Home, NoHome> {
         let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         if let Some(home) = env::var_os("HOTCELL_HOME").filter(|home| !home.is_empty()) {
             let home = env::current_dir().unwrap_or_default().join(home);
@@ -32,14 +48,46 @@ impl Home {
         let folder = |variable: &str, default: &str| {
             absolute(variable).or_else(|| Some(user.as_ref()?.join(default))).map(|base| base.join("hotcell"))
         };
-        let state = folder("XDG_STATE_HOME", ".local/state").ok_or(NoHome)?;
-        let cache = folder("XDG_CACHE_HOME", ".cache").ok_or(NoHome)?;
+        let state = folder("XDG_STATE_HOME", ".local/state").ok_or(NoHome::Unnamed)?;
+        let cache = folder("XDG_CACHE_HOME", ".cache").ok_or(NoHome::Unnamed)?;
         Ok(Home { state, cache })
     }
 
     /// Both folders in one.
     pub(crate) fn below(home: &Path) -> Home {
         Home { state: home.join("state"), cache: home.join("cache") }
+    }
+
+    /// Whether nobody but their owner and root can change what the folders hold: keys, images, templates, whom a run belongs to.
+    /// Folders that are not there yet are made for their owner alone, and so only those above them count.
+    pub(crate) fn is_ours_alone(&self) -> Result<(), String> {
+        let own = rustix::process::geteuid().as_raw();
+        let inside = ["live", "images", "runs"].map(|name| self.state.join(name));
+        let cached =
+            ["kernels", "initramfs", "templates", "digests", "workspace"].map(|name| self.cache.join(name));
+        for dir in inside.iter().chain(&cached).chain([&self.state, &self.cache]) {
+            if let Ok(meta) = dir.metadata()
+                && ![own, 0].contains(&meta.uid())
+            {
+                let owner = meta.uid();
+                return Err(format!(
+                    "{} belongs to user {owner}, who can change what is kept there",
+                    dir.display()
+                ));
+            }
+        }
+        let above = [&self.state, &self.cache].into_iter().flat_map(|dir| dir.ancestors());
+        for dir in inside.iter().chain(&cached).map(PathBuf::as_path).chain(above) {
+            if let Ok(meta) = dir.metadata()
+                && let Some(who) = others_that_write(&meta, own)
+            {
+                let dir = dir.display();
+                return Err(format!(
+                    "{dir} can be written by {who}, who can change what is kept there: chmod go-w {dir}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Makes the folders where they are not there, and tries whether all that is kept in them can be written.
@@ -76,6 +124,18 @@ impl Home {
     }
 }
 
+/// Who else may rename and remove what is in a folder. In a sticky one only what is theirs; a user's own group, which
+/// distributions make for each, is nobody else.
+fn others_that_write(meta: &Metadata, own: u32) -> Option<&'static str> {
+    let group_is_own = meta.gid() == own;
+    match meta.mode() {
+        mode if mode & 0o1000 != 0 => None,
+        mode if mode & 0o002 != 0 => Some("everybody"),
+        mode if mode & 0o020 != 0 && !group_is_own => Some("its group"),
+        _ => None,
+    }
+}
+
 /// A program on the caller's PATH or in the places where distributions put it.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -107,5 +167,49 @@ pub(crate) fn find_qemu() -> Result<PathBuf, String> {
         None => find_program(NAME).ok_or_else(|| {
             format!("{NAME} is not installed. Debian, Ubuntu: apt-get install qemu-system-x86")
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, create_dir_all, set_permissions};
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    #[test]
+    fn folders_that_others_can_write_or_own_are_not_ours_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let above = dir.path().join("above");
+        let home = Home::below(&above.join("home"));
+        assert_eq!(home.is_ours_alone(), Ok(()), "what is not there yet is made for us alone");
+        create_dir_all(home.registry()).unwrap();
+        create_dir_all(home.cache().join("templates")).unwrap();
+        assert_eq!(home.is_ours_alone(), Ok(()));
+        let folders = [
+            above.clone(),
+            above.join("home"),
+            home.state.clone(),
+            home.registry(),
+            home.cache.join("templates"),
+        ];
+        for folder in &folders {
+            for (mode, fits) in [(0o777, false), (0o757, false), (0o1777, true), (0o755, true)] {
+                set_permissions(folder, Permissions::from_mode(mode)).unwrap();
+                let told = home.is_ours_alone();
+                assert_eq!(told.is_ok(), fits, "{} {mode:o}: {told:?}", folder.display());
+                assert!(fits || told.unwrap_err().contains(&format!("chmod go-w {}", folder.display())));
+            }
+        }
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Another group; our own is nobody else.
+        set_permissions(&home.state, Permissions::from_mode(0o775)).unwrap();
+        assert_eq!(home.is_ours_alone(), Ok(()));
+        chown(&home.state, None, Some(12_345)).unwrap();
+        assert!(home.is_ours_alone().unwrap_err().contains("its group"));
+        chown(&home.state, Some(12_345), Some(0)).unwrap();
+        set_permissions(&home.state, Permissions::from_mode(0o755)).unwrap();
+        assert!(home.is_ours_alone().unwrap_err().contains("belongs to user 12345"));
     }
 }

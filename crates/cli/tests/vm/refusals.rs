@@ -259,6 +259,24 @@ fn kvm_or_nothing_is_refused_where_there_is_no_kvm() {
 }
 
 #[test]
+fn folders_that_others_may_write_are_used_by_no_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    fs::create_dir(&home).unwrap();
+    for (mode, code) in [(0o777, 125), (0o755, 0)] {
+        fs::set_permissions(&home, fs::Permissions::from_mode(mode)).unwrap();
+        let output = hotcell().env("HOTCELL_HOME", &home).args(["image", "ls"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        let run = hotcell().env("HOTCELL_HOME", &home).args(["ps"]).output().unwrap();
+        assert_eq!(run.status.code(), Some(code), "{run:?}");
+        if code != 0 {
+            assert_paragraph(&output, &["written by everybody", &format!("chmod go-w {}", home.display())]);
+            assert_eq!(fs::read_dir(&home).unwrap().count(), 0, "nothing was made");
+        }
+    }
+}
+
+#[test]
 fn without_a_home_nothing_is_guessed() {
     let mut command = hotcell();
     for name in ["HOTCELL_HOME", "HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"] {
