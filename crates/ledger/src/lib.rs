@@ -12,10 +12,10 @@
 //! | [`closed`] | a ledger that ended; what a crash left of one |
 //! | [`checkpoint`], [`note`], [`key`] | the head, signed (C2SP signed note, ed25519) |
 //! | [`bundle`] | a run's directory: reads it as hostile input, and seals it |
-//! | [`file`] | files that somebody names: no waiting, nothing but files, a bound |
+//! | [`mod@file`] | files that somebody names: no waiting, nothing but files, a bound |
 //!
 //! Everything that decodes takes its input as hostile: no bytes make it panic, and memory is bounded by constants, never
-//! by what the bytes claim. Only [`writer`], [`closed`], [`key`], [`bundle`] and [`file`] touch the file system; nothing reads a
+//! by what the bytes claim. Only [`writer`], [`closed`], [`key`], [`bundle`] and [`mod@file`] touch the file system; nothing reads a
 //! clock, the environment or a terminal.
 #![forbid(unsafe_code)]
 #![cfg_attr(
