@@ -134,7 +134,8 @@ def quartile(values, at):
 def spans(reports):
     """Where the time of one run goes: medians, in the order in which it passes."""
     whole = statistics.median(took for took, _ in reports)
-    of = lambda name: statistics.median(report.get(name, 0) for _, report in reports)
+    each = lambda name: [report.get(name, 0) for _, report in reports]
+    of = lambda name: statistics.median(each(name))
     start, ready, total, down = of("vmm_start"), of("ready"), of("total"), of("teardown")
     rows = [("before the run's thread: image, spec, host, template; and exit after it", whole - total),
             ("record begun, VMM started and restored, inspected", start), ("guest goes on until it is ready", ready - start),
@@ -142,9 +143,7 @@ def spans(reports):
     print(f"where {whole:.0f} ms of a run go (of it recording and judging, with their writes to disk: {of('record'):.1f} ms, {100 * of('record') / whole:.1f} %)")
     for name, took in rows:
         print(f"  {name:76} {took:6.1f} ms")
-    each = lambda name: [report.get(name, 0) for _, report in reports]
-    return {"whole_ms": whole, "record_ms": of("record"), "record_each_ms": each("record"), "teardown_ms": down,
-            "teardown_each_ms": each("teardown"), "spans": rows}
+    return {"whole_ms": whole, "record_ms": each("record"), "teardown_ms": each("teardown"), "spans": rows}
 
 
 def main():

@@ -65,8 +65,8 @@ def bars(figures):
             spread("plain QEMU, until its init is ready", thousand(cold.get("plain_qemu_s"))),
             spread("hotcell run --cold, slim kernel", runs.get("slim_cold_ms"))]),
         ("Of a run with a clone", "ms", [
-            spread("hotcell, recording and judging", runs.get("run", {}).get("record_each_ms")),
-            spread("hotcell, teardown to proven clean", runs.get("run", {}).get("teardown_each_ms"))]),
+            spread("hotcell, recording and judging", runs.get("run", {}).get("record_ms")),
+            spread("hotcell, teardown to proven clean", runs.get("run", {}).get("teardown_ms"))]),
         ("true in a live machine or container, by the engine", "ms", [
             spread("hotcell exec, one after the other", trips.get("back_to_back")),
             spread("hotcell exec, after a pause", trips.get("after_60_ms")),
@@ -78,7 +78,8 @@ def bars(figures):
             spread("hotcell, from the fifth denial", kills.get("kill_ms")), spread("hotcell, from sync's return", kills.get("kill_after_sync_ms")),
             *[spread(f"hotcell, {name}", values) for name, values in kills.get("kill_after_attack_ms", {}).items()]]),
         ("Observing 300 tasks", "% of a core", [
-            spread("hotcell, memory and VMM", of("observe").get("look_percent")), spread("hotcell, disk", of("observe").get("disk_percent"))]),
+            spread(f"hotcell, {what}, {guest} guest", of("observe").get(f"{guest}_{kind}_percent"))
+            for guest in ("idle", "busy") for kind, what in (("look", "memory and VMM"), ("disk", "disk"))]),
         ("Memory of an idle clone that is its own, VMM", "MiB", [
             spread(f"hotcell, {one['clones']} at once", one["vmm_mib"]) for one in density]),
         ("First output after, all started at once", "ms", [
