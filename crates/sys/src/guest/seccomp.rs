@@ -203,10 +203,13 @@ struct Stretch {
 fn stretches(newest: u32, calls: &BTreeMap<u32, Vec<&Rule>>) -> Result<Vec<Stretch>, FilterError> {
     let beyond = newest.checked_add(1).ok_or(FilterError::Number)?;
     let mut found: Vec<Stretch> = Vec::new();
-    let mut add = |first, answer| match (found.last_mut(), &answer) {
-        (Some(Stretch { answer: Answer::Always(last), .. }), Answer::Always(this)) if last == this => {}
-        (Some(last), _) if last.first == first => last.answer = answer,
-        _ => found.push(Stretch { first, answer }),
+    let mut add = |first, answer| {
+        // What was to be allowed after a call, and has a rule of its own.
+        found.pop_if(|last| last.first == first);
+        match (found.last().map(|last| &last.answer), &answer) {
+            (Some(Answer::Always(last)), Answer::Always(this)) if last == this => {}
+            _ => found.push(Stretch { first, answer }),
+        }
     };
     add(0, Answer::Always(ALLOW.k));
     for (&call, rules) in calls.range(..beyond) {
