@@ -16,6 +16,7 @@ use super::machine::{CONTROL_DEADLINE, QemuVm};
 use super::qmp::{Qmp, QmpError};
 use crate::process::ProcessId;
 use crate::template::{Part, Saved, Template, TemplateError, at, copy_blocks, write_whole};
+use hotcell_sys::host::process_time;
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -26,7 +27,8 @@ use std::time::{Duration, Instant};
 
 /// Largest state that is taken, bytes; a microvm's has some 64 KiB.
 const MAX_STATE: usize = 16 << 20;
-/// A guest that waits uses next to no processor time: at most one clock tick (10 ms) in this long.
+/// A guest that waits uses next to no processor time: at most this in [`QUIET_FOR`].
+const QUIET: Duration = Duration::from_millis(10);
 const QUIET_FOR: Duration = Duration::from_millis(100);
 /// After this long it is saved also if it is not quiet: the workings of its kernel differ in nothing that matters.
 const QUIET_PATIENCE: Duration = Duration::from_secs(5);
@@ -90,18 +92,13 @@ impl QemuVm {
 
 /// The guest's kernel has some work left when its init waits; what is done now need not be done in each clone.
 fn wait_until_quiet(process: &ProcessId) {
-    let ticks = || -> Option<u64> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).ok()?;
-        let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
-        // Fields 14 and 15 of proc(5); the first of these is field 3.
-        Some(fields.nth(11)?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
-    };
+    let ran = || process_time(process.pid).ok().map(Duration::from_nanos);
     let end = Instant::now() + QUIET_PATIENCE;
-    let mut before = ticks();
+    let mut before = ran();
     while Instant::now() < end {
         std::thread::sleep(QUIET_FOR);
-        let now = ticks();
-        if before.zip(now).is_none_or(|(before, now)| now - before <= 1) {
+        let now = ran();
+        if before.zip(now).is_none_or(|(before, now)| now.saturating_sub(before) <= QUIET) {
             return;
         }
         before = now;
