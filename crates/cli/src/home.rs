@@ -62,26 +62,20 @@ impl Home {
     /// Folders that are not there yet are made for their owner alone, and so only those above them count.
     pub(crate) fn is_ours_alone(&self) -> Result<(), String> {
         let own = rustix::process::geteuid().as_raw();
-        let inside = ["live", "images", "runs"].map(|name| self.state.join(name));
-        let cached =
-            ["kernels", "initramfs", "templates", "digests", "workspace"].map(|name| self.cache.join(name));
-        for dir in inside.iter().chain(&cached).chain([&self.state, &self.cache]) {
-            if let Ok(meta) = dir.metadata()
-                && ![own, 0].contains(&meta.uid())
-            {
-                let owner = meta.uid();
-                return Err(format!(
-                    "{} belongs to user {owner}, who can change what is kept there",
-                    dir.display()
-                ));
+        let folders = [self.state.as_path(), &self.cache];
+        let inside =
+            folders.iter().flat_map(|dir| dir.read_dir()).flatten().flatten().map(|entry| entry.path());
+        let kept = folders.iter().map(PathBuf::from).chain(inside.filter(|path| path.is_dir()));
+        let above = folders.iter().flat_map(|dir| dir.ancestors().skip(1)).map(PathBuf::from);
+        for (dir, is_kept) in kept.map(|dir| (dir, true)).chain(above.map(|dir| (dir, false))) {
+            let Ok(meta) = dir.metadata() else { continue };
+            let (owner, dir) = (meta.uid(), dir.display());
+            if is_kept && ![own, 0].contains(&owner) {
+                return Err(format!("{dir} belongs to user {owner}, who can change what is kept there"));
             }
-        }
-        let above = [&self.state, &self.cache].into_iter().flat_map(|dir| dir.ancestors());
-        for dir in inside.iter().chain(&cached).map(PathBuf::as_path).chain(above) {
-            if let Ok(meta) = dir.metadata()
-                && let Some(who) = others_that_write(&meta, own)
-            {
-                let dir = dir.display();
+            // In a sticky folder above, others rename and remove only what is theirs; in one of ours they still make new files.
+            let sticky = meta.mode() & 0o1000 != 0 && !is_kept;
+            if let Some(who) = others_that_write(&meta, own).filter(|_| !sticky) {
                 return Err(format!(
                     "{dir} can be written by {who}, who can change what is kept there: chmod go-w {dir}"
                 ));
@@ -124,14 +118,11 @@ impl Home {
     }
 }
 
-/// Who else may rename and remove what is in a folder. In a sticky one only what is theirs; a user's own group, which
-/// distributions make for each, is nobody else.
+/// Who else may write in a folder. A user's own group, which distributions make for each, is nobody else.
 fn others_that_write(meta: &Metadata, own: u32) -> Option<&'static str> {
-    let group_is_own = meta.gid() == own;
     match meta.mode() {
-        mode if mode & 0o1000 != 0 => None,
         mode if mode & 0o002 != 0 => Some("everybody"),
-        mode if mode & 0o020 != 0 && !group_is_own => Some("its group"),
+        mode if mode & 0o020 != 0 && meta.gid() != own => Some("its group"),
         _ => None,
     }
 }
@@ -193,7 +184,8 @@ mod tests {
             home.cache.join("templates"),
         ];
         for folder in &folders {
-            for (mode, fits) in [(0o777, false), (0o757, false), (0o1777, true), (0o755, true)] {
+            let is_above = !folder.starts_with(&home.state) && !folder.starts_with(&home.cache);
+            for (mode, fits) in [(0o777, false), (0o757, false), (0o1777, is_above), (0o755, true)] {
                 set_permissions(folder, Permissions::from_mode(mode)).unwrap();
                 let told = home.is_ours_alone();
                 assert_eq!(told.is_ok(), fits, "{} {mode:o}: {told:?}", folder.display());
