@@ -7,6 +7,15 @@ use hotcell_decide::{DerivedVerdict, Reason, Verdict};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where time went, milliseconds.
+pub(crate) type Timings = BTreeMap<&'static str, f64>;
+
+/// Milliseconds to the microsecond.
+pub(crate) fn milliseconds(took: Duration) -> f64 {
+    took.as_micros() as f64 / 1e3
+}
 
 /// What a run comes to.
 #[derive(Clone, Debug, Serialize)]

@@ -2,8 +2,8 @@
 
 use super::{Driver, State};
 use crate::channel::{FromGuest, Lost, ToGuest};
-use crate::phases::milliseconds;
 use crate::recorder::RecordError;
+use crate::report::milliseconds;
 use hotcell_decide::{Broker, CapabilityRequest, ClaimKind, Decision, HostFact, RefusalCode};
 use hotcell_ledger::Capability;
 use hotcell_wire::Clock;
