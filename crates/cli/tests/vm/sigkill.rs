@@ -120,18 +120,18 @@ fn kill_at(point: &str, after: Duration, source: &Path) -> String {
         assert!(Instant::now() < end, "{point} never came");
         std::thread::sleep(Duration::from_micros(300));
     }
-    let due = Instant::now() + after;
-    while Instant::now() < due && !live.is_over() {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let late = live.is_over();
-    if point == "first output" && !late {
-        // The control: what is looked for afterwards is found while it is there.
+    if point == "first output" && !live.is_over() {
+        // The control: what is looked for afterwards is found while it is there, which a second later it may not be.
         let there = left(&run_id);
         for part in ["VMM ", "state/live", "holds "] {
             assert!(there.iter().any(|found| found.contains(part)), "{part} is not found: {there:?}");
         }
     }
+    let due = Instant::now() + after;
+    while Instant::now() < due && !live.is_over() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let late = live.is_over();
     if !late {
         live.signal(Signal::KILL);
     }
